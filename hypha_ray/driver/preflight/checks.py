@@ -380,7 +380,7 @@ def check_case(case: Case) -> list[str]:
     """
     with uncollected():
         from hypha_ray.driver.preflight.compatibility import CHECKS, compare_tokens
-        from hypha_ray.driver.preflight.notes import muon_notes, reference_notes, token_notes
+        from hypha_ray.driver.preflight.notes import muon_notes, preference_notes, token_notes
         from hypha_ray.driver.preflight.trials import check_fused_loss, check_sharding
         from hypha_ray.model.build import compare_weights
         from hypha_ray.model.lora import has_adapter, needs_whole
@@ -393,7 +393,7 @@ def check_case(case: Case) -> list[str]:
     notes.extend(compare_tokens(case))
     notes.extend(token_notes(case))
     for manifest in case.source.manifests:
-        notes.extend(reference_notes(case.job, manifest))
+        notes.extend(preference_notes(case.job, manifest))
     notes.extend(muon_notes(case))
     if has_adapter(model):
         _check_adapter(case.job)

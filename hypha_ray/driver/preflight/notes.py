@@ -33,6 +33,7 @@ from hypha_ray.members.muon import MATRICES, shares
 from hypha_ray.model.execution import model_facts
 from hypha_ray.model.sources import commit_of, folder_hash, hub_token
 from hypha_ray.model.tokenizers import saved_rules, vocabulary_of
+from hypha_ray.plugins import is_built_in
 from hypha_ray.types import TokenRules
 
 _WRITE = ("causal-lm", "seq2seq-lm")
@@ -140,6 +141,23 @@ def _ids(begin: tuple[int, ...]) -> str:
     if not begin:
         return "no special token"
     return f"token {' '.join(map(str, begin))}"
+
+
+def preference_notes(job: Job, manifest: Manifest) -> Iterator[str]:
+    """Yield notes about what a dataset of preferences has and the loss leaves aside, and about its reference."""
+    preference = job.preference
+    loss = preference.loss
+    if loss is None:
+        return
+    if "margins" in manifest.shapes and loss != "dpo" and is_built_in("preference_losses", loss):
+        yield f"margins of dataset {manifest.name!r} have no effect on preference.loss = {loss!r}, only on dpo"
+    has_reference = "reference_logprobs" in manifest.shapes
+    if has_reference and preference.uses_reference and preference.reference != "dataset":
+        yield (
+            f"log-probabilities of a reference in dataset {manifest.name!r} have no effect beside "
+            f'preference.reference = {preference.reference!r}: "dataset" takes them'
+        )
+    yield from reference_notes(job, manifest)
 
 
 def reference_notes(job: Job, manifest: Manifest) -> Iterator[str]:

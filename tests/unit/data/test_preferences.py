@@ -17,12 +17,12 @@ from hypha_ray.config import Job
 from hypha_ray.config.training import Preference
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.encoders import byte_tokenizer, load_tokenizer
-from hypha_ray.data.manifest import MANIFEST
+from hypha_ray.data.manifest import MANIFEST, TensorInfo
 from hypha_ray.data.provenance import MadeBy
 from hypha_ray.driver.data_source import opened
 from hypha_ray.driver.dataset_settings import preference_task, require_preferences
 from hypha_ray.driver.evaluation import ModelSource
-from hypha_ray.driver.preflight.notes import reference_notes
+from hypha_ray.driver.preflight.notes import preference_notes, reference_notes
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.model.metrics import batches_of, evaluate, metrics_of
 from hypha_ray.model.saved_model import open_saved
@@ -371,6 +371,28 @@ def test_reference_of_a_dataset_that_is_no_start_of_training_is_noted(tmp_path: 
     (Path(base) / "config.json").write_text('{"other": 1}')
     (note,) = notes(base)
     assert "training begins with what has been changed there since" in note
+
+
+@pytest.mark.parametrize(
+    ("loss", "reference", "words"),
+    [
+        ("dpo", "dataset", []),
+        ("own:loss", "dataset", []),
+        ("robust", "dataset", ["margins of dataset"]),
+        ("simpo", "dataset", ["margins of dataset"]),
+        ("dpo", "initial", ["log-probabilities of a reference in dataset"]),
+        ("ipo", "none", ["margins of dataset"]),
+    ],
+)
+def test_what_a_dataset_has_and_a_loss_leaves_aside_is_noted(
+    tmp_path: Path, loss: str, reference: str, words: list[str]
+) -> None:
+    manifest = load(run([row | {"margin": 0.5} for row in PAIRS], tmp_path))
+    stored = TensorInfo(name="reference_logprobs", dtype="float32", shape=(2,))
+    manifest = manifest.model_copy(update={"tensors": (*manifest.tensors, stored), "made_by": None})
+    job = Job.model_validate({"preference": {"loss": loss, "reference": reference}})
+    notes = list(preference_notes(job, manifest))
+    assert [note.partition(" '")[0] for note in notes] == words
 
 
 def test_reference_that_has_changed_since_a_run_began_scores_nothing(tmp_path: Path) -> None:
