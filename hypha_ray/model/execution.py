@@ -45,7 +45,8 @@ Compiler: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 ADMITTED_AFTER: Final = 3
 """Number of successive batches of a new shape after which that is compiled; a round's short last batch comes alone."""
-_COMPILERS: Final = ("cc", "gcc", "clang")
+_COMPILERS: Final = {False: ("CXX", ("g++", "clang++")), True: ("CC", ("cc", "gcc", "clang"))}
+"""Environment variable and names of compilers of C++, for CPUs, and of C, for GPUs."""
 _TRIED_TOKENS: Final = 16
 """Number of tokens of a sequence on which the fused loss is tried."""
 _PLAIN_DECODERS: Final = frozenset(
@@ -212,11 +213,35 @@ def device_facts(device: torch.device) -> DeviceFacts:
 
 
 def can_compile() -> bool:
-    """Whether torch.compile can build kernels here: it takes Triton, a C compiler and Python's headers."""
-    has_compiler = bool(os.environ.get("CC")) or any(map(shutil.which, _COMPILERS))
-    has_triton = importlib.util.find_spec("triton") is not None
-    headers = Path(sysconfig.get_path("include"), "Python.h")
-    return has_triton and has_compiler and headers.is_file()
+    """Whether torch.compile can build kernels for a GPU here."""
+    return not missing_to_compile("cuda")
+
+
+def missing_to_compile(device_type: str) -> list[str]:
+    """Return what torch.compile lacks here to build kernels for a device, in words."""
+    missing_parts: list[str] = []
+    if device_type == "cuda" and importlib.util.find_spec("triton") is None:
+        missing_parts.append("Triton")
+    variable, compilers = _COMPILERS[device_type == "cuda"]
+    if not os.environ.get(variable) and not any(map(shutil.which, compilers)):
+        missing_parts.append(f"a compiler ({', '.join(compilers)}, or {variable})")
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        missing_parts.append("Python's headers")
+    return missing_parts
+
+
+def require_compiler(worker: Worker, device: torch.device) -> None:
+    """Refuse `worker.compile` on a machine that can't compile.
+
+    Raises:
+        ConfigError: MODEL008.
+
+    """
+    missing_parts = missing_to_compile(device.type)
+    if worker.compiles and missing_parts:
+        problem = f"worker.compile: torch.compile can't build kernels for {device.type} on this machine"
+        fix = "install what is missing, or leave worker.compile out"
+        raise ConfigError("MODEL008", problem, f"no sign of {', '.join(missing_parts)}", fix=fix)
 
 
 def model_facts(job: Job, network: PreTrainedModel) -> ModelFacts:

@@ -18,7 +18,7 @@ from hypha_ray.config import Job
 from hypha_ray.model.build import random_model, task_of
 from hypha_ray.model.checks import token_counts
 from hypha_ray.model.environment import compute_reproducibly, device_of, seed_all
-from hypha_ray.model.execution import KnownMasks, resolved_job, set_execution
+from hypha_ray.model.execution import KnownMasks, require_compiler, resolved_job, set_execution
 from hypha_ray.model.lora import build_trained, has_adapter
 from hypha_ray.model.loss_check import check_loss_on_copy
 from hypha_ray.model.losses import Losses, require_mean
@@ -78,6 +78,7 @@ class SupervisedTrainer(WholeModel):
         if mesh is None:
             self.model.to(self.device)
         set_execution(self.model, job.worker)
+        require_compiler(job.worker, self.device)
         if specials is None and find_task(job.model.type).labels == "masked":
             specials = load_special_tokens(job.preprocessor, None, job.model)
         self._task = task_of(job.model, self.model, specials)

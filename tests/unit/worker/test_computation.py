@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ import torch
 
 from hypha_ray.config.automatic import OFF, DeviceFacts, chosen_job, settings_of
 from hypha_ray.config.schema import Job
+from hypha_ray.errors import ConfigError
 from hypha_ray.model.build import skeleton, task_of
 from hypha_ray.model.execution import (
     ADMITTED_AFTER,
     CompiledByShape,
     compile_layers,
+    missing_to_compile,
     model_facts,
     peak_operations,
     resolved_job,
@@ -171,6 +174,33 @@ def test_short_batch_is_computed_plainly_until_its_shape_is_usual() -> None:
         assert by_shape({"x": torch.ones(count, 2)}) == 4 * count
     admitted = rows.index(5) + 2 + ADMITTED_AFTER - 1
     assert compiled == [(count, 2) for place, count in enumerate(rows) if count == 8 or place >= admitted]
+
+
+@pytest.mark.parametrize("compiles", [True, "layers"])
+def test_machine_that_cannot_compile_is_told_when_the_model_is_built(
+    compiles: bool | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by the first batch, whose samples would be named as the reason."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ConfigError, match=r"MODEL008.*worker\.compile.*cpu.*no sign of a compiler \(g\+\+"):
+        SupervisedTrainer(job_of(MODEL, compile=compiles))
+
+
+@pytest.mark.parametrize("variable", ["CXX", "CC"])
+def test_named_compilers_and_headers_are_looked_for(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = {"CXX": "cpu", "CC": "cuda"}[variable]
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setenv(variable, "mine")
+    assert missing_to_compile(device) == ["Python's headers"]
+    (tmp_path / "Python.h").touch()
+    assert missing_to_compile(device) == []
+    monkeypatch.delenv(variable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [part.split(" (")[0] for part in missing_to_compile(device)] == ["a compiler"]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from benchmarks.gpu.loops import VALIDATION, Trained, plain, train
 from benchmarks.gpu.size import Size, texts
 from hypha_ray.config.automatic import OFF, Value
 from hypha_ray.config.conflicts import conflicts
+from hypha_ray.model.execution import can_compile
 
 AUTO: dict[str, Value] = dict.fromkeys(OFF, "auto")
 CHOICES: dict[str, tuple[Value, ...]] = {
@@ -36,7 +37,7 @@ def loop(size: Size) -> dict[str, dict[str, Any]]:
     """Seconds of a step of a plain loop ÷ those of the worker's loop, with equal settings."""
     ids = texts(size, size.steps + VALIDATION)
     rows = {}
-    compared = BESIDE if size.device == "cuda" else BESIDE[:1]
+    compared = BESIDE if _compiles(size) else BESIDE[:1]
     for changes in compared:
         settings = OFF | changes
         job = size.job(settings)
@@ -73,11 +74,16 @@ def automatic(size: Size) -> dict[str, dict[str, Any]]:
 
 
 def combinations(size: Size) -> Iterator[dict[str, Value]]:
-    """Return all settings that don't exclude each other; a CPU compiles nothing, because that takes minutes."""
+    """Return all settings that don't exclude each other."""
     for values in product(*CHOICES.values()):
         settings = dict(zip(CHOICES, values, strict=True))
-        if not list(conflicts(size.job(settings))) and (size.device == "cuda" or not settings["compile"]):
+        if not list(conflicts(size.job(settings))) and (_compiles(size) or not settings["compile"]):
             yield settings
+
+
+def _compiles(size: Size) -> bool:
+    """Whether compiled models are measured; not on a CPU, where that takes minutes."""
+    return size.device == "cuda" and can_compile()
 
 
 def _name(settings: dict[str, Value]) -> str:
