@@ -10,10 +10,13 @@ extra_special_tokens, a list    ──► additional_special_tokens
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import socket
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -94,8 +97,8 @@ def export(
     settle_generation(network, preprocessor)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
-            new_folder = Path(scratch) / "new"
+        with _scratch_beside(directory) as scratch:
+            new_folder = scratch / "new"
             if adapted:
                 _save_adapter(network, job.model, preprocessor, new_folder / ADAPTER, directory / ADAPTER)
                 network = merge_adapter(network.float())
@@ -106,9 +109,25 @@ def export(
             if round is not None:
                 _write(new_folder / TASK, _read(new_folder / TASK) | {"round": round})
             make_tree_private(new_folder)
-            _replace(directory, new_folder, Path(scratch) / "old")
+            _replace(directory, new_folder, scratch / "old")
     except (OSError, SafetensorError) as error:
         raise CheckpointError("MODEL013", f"model folder {directory} can't be written", str(error)) from error
+
+
+@contextmanager
+def _scratch_beside(directory: Path) -> Iterator[Path]:
+    """Make a hidden folder beside another one, in which that is written; it is removed at the end.
+
+    Those of processes of this machine that were killed before their end are removed, too.
+    """
+    prefix = f".{directory.name[:100]}-{socket.gethostname()[:64]}-"
+    with suppress(OSError):
+        for folder in directory.parent.iterdir():
+            process, _, _ = folder.name.removeprefix(prefix).partition("-")
+            if folder.name.startswith(prefix) and process.isdigit() and not Path("/proc", process).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-", dir=directory.parent) as scratch:
+        yield Path(scratch)
 
 
 def _with_weights(job: Job, tensors: Mapping[str, Array], dtype_name: str | None) -> PreTrainedModel:

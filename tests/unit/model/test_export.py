@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +158,19 @@ def test_export_replaces_an_older_folder_whole(tmp_path: Path) -> None:
     export(job_of(model), None, snapshot(trained(model), tmp_path), tmp_path / "model")
     assert not (tmp_path / "model" / "stale.txt").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "snapshot.safetensors"]
+
+
+def test_export_removes_what_a_killed_one_left_and_leaves_that_of_others(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    host = socket.gethostname()
+    of_killed = f".model-{host}-{ended.pid}-x"
+    of_others = [f".model-{host}-{os.getpid()}-x", f".model-elsewhere-{ended.pid}-x", f".models-{host}-{ended.pid}-x"]
+    for name in (of_killed, *of_others):
+        (tmp_path / name / "new").mkdir(parents=True)
+    model = Model(config=GPT2)
+    export(job_of(model), None, snapshot(trained(model), tmp_path), tmp_path / "model")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*of_others, "model", "snapshot.safetensors"])
 
 
 def test_export_tensors_of_another_model_raise_and_leave_no_folder(tmp_path: Path) -> None:
