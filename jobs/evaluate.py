@@ -25,13 +25,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from hypha_ray.config.entry_point import Phases, print_notes, run
-from hypha_ray.config.options import parse_options
+from hypha_ray.config.options import flag_of, parse_options
 from hypha_ray.driver.evaluation import (
     EvaluationRequest,
     ModelSource,
     evaluate_on_dataset,
     find_model_or_folder,
-    flag_of,
     require_sizes,
 )
 from hypha_ray.errors import ConfigError
@@ -70,21 +69,21 @@ class Evaluate:
     type: str | None = None
     """task as in model.type; default: the model's own"""
     reward: str | None = None
-    """reward function of answers to prompts, as in rl.reward.functions; default: exact, or with an environment its
-    own, or those of the run that --model lies in"""
+    """reward function of answers to prompts, as in rl.reward.functions; default: those of the run that --model lies
+    in, with that run's limits and samples; for other models exact, or with an environment its own"""
     reward_model: str | None = None
     """folder or hub id of the reward model for --reward model, as rl.reward.model.repository"""
     environment: str | None = None
     """environment that answers to prompts are a conversation with, as rl.environment; default: that of the run that
-    --model lies in, with that run's rewards, limits and samples"""
+    --model lies in, if --reward isn't given"""
     turns: int | None = None
-    """answers after which such a conversation is over, as rl.episode.turns; default: 8"""
+    """answers after which such a conversation is over, as rl.episode.turns; default: the run's, otherwise 8"""
     max_response_tokens: int | None = None
-    """tokens after which an answer is cut off; default: 256"""
+    """tokens after which an answer is cut off; default: the run's, otherwise 256"""
     samples: int | None = None
-    """answers to each prompt; default: 1"""
+    """answers to each prompt; default: the run's, otherwise 1"""
     temperature: float | None = None
-    """divisor of logits, 0: the most probable token each time; default: 1"""
+    """divisor of logits, 0: the most probable token each time; default: the run's, otherwise 1"""
     seed: int = DEFAULTS.seed
     """seed of the answers, as run.seed"""
     metrics: list[str] | None = None

@@ -160,9 +160,9 @@ def parse_options(options_class: type[T], doc: str | None, arguments: Sequence[s
         values[name] = text.split(_BETWEEN) if name in repeated_names else _value(keys[name], text, types[name])
     for name, key in keys.items():
         if key.default is MISSING and name not in values:
-            problem = f"{_flag(name)} is missing"
+            problem = f"{flag_of(name)} is missing"
             raise ConfigError("CFG012", problem, allowed=key.kind, fix=f"give {key.meaning}")
-    to_stdout = [_flag(name) for name in RESULTS if values.get(name) == STDOUT]
+    to_stdout = [flag_of(name) for name in RESULTS if values.get(name) == STDOUT]
     if len(to_stdout) > 1:
         problem = f"{' and '.join(to_stdout)} exclude each other as standard output"
         raise ConfigError("CFG011", problem, fix="name a file for one of them")
@@ -185,8 +185,8 @@ def refuse_strays(options: DataclassInstance, owners: Mapping[str, Sequence[str]
     used_names = {name for name, value in vars(options).items() if value is not None and value is not False}
     for name, owner_names in owners.items():
         if name in used_names and used_names.isdisjoint(owner_names):
-            flags = " or ".join(map(_flag, owner_names))
-            raise ConfigError("CFG011", f"{_flag(name)} is for {flags} alone", fix=f"leave it out, or give {flags}")
+            flags = " or ".join(map(flag_of, owner_names))
+            raise ConfigError("CFG011", f"{flag_of(name)} is for {flags} alone", fix=f"leave it out, or give {flags}")
 
 
 def require_round(round: int | None) -> None:
@@ -233,7 +233,7 @@ def require_sampling(max_new_tokens: int, seed: int, sampling: Sampling) -> None
     for name, value, is_good, allowed in limits:
         if value is not None and not is_good:
             fix = "write such a number, or leave it out"
-            raise ConfigError("CFG003", f"{_flag(name)} is out of range", str(value), allowed, fix)
+            raise ConfigError("CFG003", f"{flag_of(name)} is out of range", str(value), allowed, fix)
 
 
 def _texts(
@@ -263,7 +263,7 @@ def _texts(
         value = value_behind(word, words)
         if value is None:
             if bool not in key.types:
-                raise ConfigError("CFG015", f"{_flag(name)} needs a value", allowed=key.kind, fix="see --help")
+                raise ConfigError("CFG015", f"{flag_of(name)} needs a value", allowed=key.kind, fix="see --help")
             texts[name] = "true"
             continue
         values = [value]
@@ -283,7 +283,7 @@ def _stray(word: str, texts: Mapping[str, str], keys: Mapping[str, Key], positio
     elif "source" in keys:
         fix = f"did you mean --source {shown(word)}?"
     elif position is not None:
-        fix = f"give one value for {_flag(position)}; see --help"
+        fix = f"give one value for {flag_of(position)}; see --help"
     return ConfigError("CFG015", f"unexpected argument {shown(word)}", fix=fix)
 
 
@@ -297,7 +297,7 @@ def _add_values(texts: dict[str, str], name: str, values: Sequence[str], repeate
 
 
 def _value(key: Key, text: str, annotation: Any) -> Any:
-    flag = _flag(key.name)
+    flag = flag_of(key.name)
     value = from_text(key, text, flag)
     if value == "none" and key.can_be_none and not key.text:
         return None
@@ -324,11 +324,11 @@ def _unknown(flag: str, keys: Mapping[str, Key]) -> ConfigError:
     problem = f"unknown flag {flag if is_short else shown(flag)}"
     for option, names in _OTHER_NAMES.items():
         if option in keys and _name(flag).lower() in names.split():
-            return ConfigError("CFG001", problem, fix=f"did you mean {_flag(option)}?")
+            return ConfigError("CFG001", problem, fix=f"did you mean {flag_of(option)}?")
     matches = get_close_matches(_name(flag)[:80], [*keys, "help"], n=1)
     if matches:
-        return ConfigError("CFG001", problem, fix=f"did you mean {_flag(matches[0])}?")
-    return ConfigError("CFG001", problem, allowed=", ".join(map(_flag, keys)), fix="see --help")
+        return ConfigError("CFG001", problem, fix=f"did you mean {flag_of(matches[0])}?")
+    return ConfigError("CFG001", problem, allowed=", ".join(map(flag_of, keys)), fix="see --help")
 
 
 def _keys(options_class: type[DataclassInstance]) -> dict[str, Key]:
@@ -360,7 +360,7 @@ def _meanings(options_class: type) -> dict[str, str]:
 def _help(doc: str, keys: Mapping[str, Key]) -> str:
     lines = [as_installed(doc).strip(), "", "options:"]
     for key in keys.values():
-        flag = f"{_flag(key.name)} {_default(key)}"
+        flag = f"{flag_of(key.name)} {_default(key)}"
         lines.append(f"  {flag:<34} {key.meaning} ({key.kind})")
     lines.append(f"  {'-h, --help':<34} this text")
     return "\n".join(lines)
@@ -372,7 +372,8 @@ def _default(key: Key) -> str:
     return "" if key.default is False or key.default == [] else key.default_text
 
 
-def _flag(name: str) -> str:
+def flag_of(name: str) -> str:
+    """Flag of an option by its name in Python."""
     return f"--{name.rstrip('_').replace('_', '-')}"
 
 

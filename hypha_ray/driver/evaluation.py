@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from hypha_ray import plugins
 from hypha_ray.config.entry_point import print_notes
+from hypha_ray.config.options import flag_of
 from hypha_ray.config.rl import ENVIRONMENT, MODEL, RL
 from hypha_ray.driver.run_folders import find_run
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
@@ -194,12 +195,13 @@ class EvaluationRequest:
     type: str | None = None
     """Task, as `model.type`; None: the model's own."""
     reward: str | None = None
-    """Reward function of answers; None: ``exact``, or the environment's."""
+    """Reward function of answers; None: those of the run that saved the model, with what is None below; otherwise
+    ``exact``, or with an environment its own, and `RL`'s defaults."""
     reward_model: str | None = None
     """Folder or hub id of the reward model; None: no function asks one."""
     environment: str | None = None
     """Environment that answers are a conversation with; None: that of the run that saved the model, unless `reward`
-    is given. Settings below that are None are those of the run if it has the environment, otherwise `RL`'s defaults."""
+    is given."""
     turns: int | None = None
     """Number of answers after which such a conversation is over."""
     metrics: list[str] | None = None
@@ -213,11 +215,6 @@ class EvaluationRequest:
     temperature: float | None = None
     """Divisor of logits; 0: the most probable token each time."""
     seed: int = 0
-
-
-def flag_of(name: str) -> str:
-    """Flag of an option."""
-    return f"--{name.replace('_', '-')}"
 
 
 def require_sizes(batch_size: int, seed: int, type: str | None) -> None:
@@ -436,12 +433,18 @@ def rl_of(request: EvaluationRequest, job: Job | None) -> RL:
 
 
 def _tables_of_run(request: EvaluationRequest, job: Job | None) -> dict[str, Any]:
-    """Tables of a run whose environment answers are a conversation with; otherwise those without any setting."""
-    if job is not None and job.rl.environment is not None:
-        is_meant = request.environment == job.rl.environment
-        if is_meant or (request.environment is None and request.reward in (None, ENVIRONMENT)):
-            tables = job.rl.model_dump(include=_OF_ANSWERS)
-            tables["generation"] = {"max_response_tokens": job.rl.generation.max_response_tokens}
-            return tables
+    """Tables of a run whose answers are meant; otherwise those without any setting."""
+    if job is not None and _is_meant(request, job.rl):
+        tables = job.rl.model_dump(include=_OF_ANSWERS)
+        tables["generation"] = {"max_response_tokens": job.rl.generation.max_response_tokens}
+        return tables
     function = "exact" if request.environment is None else ENVIRONMENT
     return {"environment": None, "episode": {}, "generation": {}, "evaluation": {}, "reward": {"functions": [function]}}
+
+
+def _is_meant(request: EvaluationRequest, rl: RL) -> bool:
+    """Whether answers are to be those of a run: it has answers, and the request names nothing that they aren't."""
+    if request.environment is not None:
+        return request.environment == rl.environment
+    own_reward = None if rl.environment is None else ENVIRONMENT
+    return rl.algorithm is not None and request.reward in (None, own_reward)

@@ -104,8 +104,8 @@ def test_a_reward_model_scores_answers_as_plain_transformers_does(
 
 
 def test_the_score_of_the_saved_model_is_that_of_the_run(run_shared_job: Jobs, run: Path, problems: Path) -> None:
-    words = ("--model", run / "model", "--dataset", problems, "--reward", "positions", "--max-response-tokens", "4")
-    done = run_shared_job(*words, "--json", script="evaluate")
+    """Rewards and the limit of tokens are the run's own."""
+    done = run_shared_job("--model", run / "model", "--dataset", problems, "--json", script="evaluate")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     last = [record for record in read_jsonl(run / "metrics.jsonl") if record["kind"] == "eval"][-1]

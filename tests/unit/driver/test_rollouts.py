@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from hypha_ray.config.load import load, resolved_toml
 from hypha_ray.data.catalogue import load as load_dataset
 from hypha_ray.driver.data_source import in_folder
-from hypha_ray.driver.evaluation import EvaluationRequest, ModelSource, evaluate_on_dataset
+from hypha_ray.driver.evaluation import EvaluationRequest, ModelSource, evaluate_on_dataset, rl_of
 from hypha_ray.driver.preflight.checks import case_of, check_case, check_rewards
 from hypha_ray.errors import HyphaError
 from hypha_ray.model.metrics import batches_of
@@ -203,3 +203,28 @@ def test_model_of_a_run_with_an_environment_is_evaluated_as_in_the_run(problems:
     assert figures(environment="echoes:Echo")["reward"] == found["reward"]
     assert figures(turns=1)["turns"] == 1
     assert "turns" not in figures(reward="exact")
+
+
+@pytest.mark.parametrize(
+    ("request_of_user", "functions", "tokens", "samples"),
+    [
+        ({}, ["positions", "length"], 4, 3),
+        ({"samples": 2}, ["positions", "length"], 4, 2),
+        ({"reward": "exact"}, ["exact"], 256, 1),
+        ({"reward": "exact", "max_response_tokens": 7}, ["exact"], 7, 1),
+        ({"environment": "calculator"}, ["environment"], 256, 1),
+    ],
+)
+def test_answers_of_a_saved_policy_are_scored_as_its_run_did_unless_told_otherwise(
+    request_of_user: dict[str, Any], functions: list[str], tokens: int, samples: int
+) -> None:
+    flags = ['--rl.reward.functions=["positions", "length"]', "--rl.evaluation.samples=3"]
+    job = load(["--dataset.path=d", "--rl.algorithm=grpo", "--rl.generation.max_response_tokens=4", *flags]).job
+    rl = rl_of(EvaluationRequest("d", **request_of_user), job)
+    found = rl.reward.functions, rl.generation.max_response_tokens, rl.evaluation.samples
+    assert found == (functions, tokens, samples)
+
+
+def test_answers_of_other_models_are_compared_with_the_right_ones() -> None:
+    for job in (None, load(["--dataset.path=d"]).job):
+        assert rl_of(EvaluationRequest("d"), job).reward.functions == ["exact"]
