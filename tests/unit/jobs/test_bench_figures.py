@@ -263,9 +263,16 @@ def test_training_of_the_benchmark_is_that_of_a_worker_and_has_its_loss() -> Non
     assert plain(SIZE, SIZE.job(OFF), ids) > 0
 
 
-def test_settings_that_exclude_each_other_are_no_rows() -> None:
+def test_settings_that_exclude_each_other_are_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "can_compile", lambda: True)
     tried = list(settings.combinations(replace(SIZE, device="cuda")))
     assert len(tried) == 2 * 2 * 4 and not any(one["compile"] and one["fused_loss"] for one in tried)
+
+
+def test_compiled_models_are_no_rows_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "can_compile", lambda: False)
+    tried = list(settings.combinations(replace(SIZE, device="cuda")))
+    assert len(tried) == 2 * 2 * 2 and not any(one["compile"] for one in tried)
 
 
 @pytest.mark.slow
