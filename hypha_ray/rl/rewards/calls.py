@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
@@ -151,10 +153,17 @@ class Calls:
             name = self._names[column]
             if name in names_of_task:
                 begins(name)
-                cells.append(_rewards_or_errors(name, self._functions[name], responses))
+                given = responses if name in REWARDS.members else _with_own_record(responses)
+                cells.append(_rewards_or_errors(name, self._functions[name], given))
             else:
                 cells.append([None] * len(responses))
         return list(zip(*cells, strict=True))
+
+
+def _with_own_record(responses: Sequence[Response]) -> list[Response]:
+    """Return responses to one prompt with a copy of its record, which a user's function may change."""
+    record = deepcopy(responses[0].data)
+    return [replace(response, data=record) for response in responses]
 
 
 def _rewards_or_errors(

@@ -144,6 +144,9 @@ class Unmade:
     def __call__(self, response):
         return 1.0
 
+def takes_out(response):
+    return float(response.text == response.data.pop("answer"))
+
 class Callable:
     def __call__(self, completions, **columns):
         return [2.0 for _ in completions]
@@ -185,6 +188,12 @@ def test_a_function_with_the_signature_of_trl_is_called_with_the_responses_to_on
 
 def test_completions_of_a_chat_are_messages() -> None:
     assert InPlace(["people:chat"]).rewards(group("1", "abc", "d", is_chat=True)) == [(3,), (1,)]
+
+
+def test_a_function_may_change_the_record_of_its_prompt() -> None:
+    """Neither the next function nor the next response sees that."""
+    for evaluator in evaluators("people:takes_out", "people:without_rest", "exact"):
+        assert evaluator.rewards(group("c", "c", "a")) == [(1, 1, 1), (0, 0, 0)]
 
 
 def test_coroutines_of_a_group_run_together_and_in_one_loop() -> None:
