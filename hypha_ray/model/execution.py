@@ -225,7 +225,10 @@ def missing_to_compile(device_type: str) -> list[str]:
     variable, compilers = _COMPILERS[device_type == "cuda"]
     if not os.environ.get(variable) and not any(map(shutil.which, compilers)):
         missing_parts.append(f"a compiler ({', '.join(compilers)}, or {variable})")
-    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+    # The folders that torch's compiler for CPUs includes; the last one is that of frameworks of macOS.
+    include_folders = [sysconfig.get_path("include"), sysconfig.get_path("include", scheme="posix_prefix")]
+    include_folders.append(str(Path(sysconfig.get_path("stdlib")).parents[1] / "Headers"))
+    if not any(Path(folder, "Python.h").is_file() for folder in include_folders):
         missing_parts.append("Python's headers")
     return missing_parts
 

@@ -187,16 +187,18 @@ def test_machine_that_cannot_compile_is_told_when_the_model_is_built(
         SupervisedTrainer(job_of(MODEL, compile=compiles))
 
 
+@pytest.mark.parametrize("place", ["lib/python", "Headers"])
 @pytest.mark.parametrize("variable", ["CXX", "CC"])
 def test_named_compilers_and_headers_are_looked_for(
-    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variable: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = {"CXX": "cpu", "CC": "cuda"}[variable]
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr("sysconfig.get_path", lambda name, **scheme: str(tmp_path / "lib" / "python"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setenv(variable, "mine")
     assert missing_to_compile(device) == ["Python's headers"]
-    (tmp_path / "Python.h").touch()
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / place / "Python.h").touch()
     assert missing_to_compile(device) == []
     monkeypatch.delenv(variable)
     monkeypatch.setenv("PATH", str(tmp_path))
