@@ -54,6 +54,19 @@ def make_tree_private(folder: Path) -> None:
                 make_private(Path(above, name))
 
 
+def has_ended(process: str) -> bool:
+    """Whether a text is the number of a process that this machine has no more; False for any other text."""
+    if not process.isdecimal():
+        return False
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError, ValueError):  # Another user's, or too large a number.
+        return False
+    return False
+
+
 def with_imports(script: Path) -> set[Path]:
     """A file, and the modules beside it that it imports, directly or by way of others of them."""
     files = {script}

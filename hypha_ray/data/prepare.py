@@ -33,7 +33,7 @@ from hypha_ray.data.options import GENERATED, PrepareOptions
 from hypha_ray.data.provenance import Account, MadeBy, readable
 from hypha_ray.data.sources.documents import require_source
 from hypha_ray.errors import ConfigError, DataError, TryAgainError
-from hypha_ray.files import files_hash
+from hypha_ray.files import files_hash, has_ended
 from hypha_ray.model.sources import local_folder
 from hypha_ray.plugins import find, is_built_in, sources
 from hypha_ray.texts import redacted, redacted_tree
@@ -203,7 +203,7 @@ def _is_abandoned(claim: bytes) -> bool:
     """Whether a claim is that of a process of this machine that has ended."""
     host, _, rest_text = claim.decode("utf-8", "replace").partition(" ")
     process, _, _ = rest_text.partition(" ")
-    return host == socket.gethostname() and process.isdigit() and not Path("/proc", process).exists()
+    return host == socket.gethostname() and has_ended(process)
 
 
 @contextmanager

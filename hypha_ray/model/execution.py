@@ -45,8 +45,8 @@ Compiler: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 ADMITTED_AFTER: Final = 3
 """Number of successive batches of a new shape after which that is compiled; a round's short last batch comes alone."""
-_COMPILERS: Final = {False: ("CXX", ("g++", "clang++")), True: ("CC", ("cc", "gcc", "clang"))}
-"""Environment variable and names of compilers of C++, for CPUs, and of C, for GPUs."""
+_COMPILERS: Final = {"cpu": ("CXX", ("g++", "clang++")), "cuda": ("CC", ("cc", "gcc", "clang"))}
+"""Environment variable and names of compilers that torch.compile needs for a device: of C++ or of C."""
 _TRIED_TOKENS: Final = 16
 """Number of tokens of a sequence on which the fused loss is tried."""
 _PLAIN_DECODERS: Final = frozenset(
@@ -222,7 +222,7 @@ def missing_to_compile(device_type: str) -> list[str]:
     missing_parts: list[str] = []
     if device_type == "cuda" and importlib.util.find_spec("triton") is None:
         missing_parts.append("Triton")
-    variable, compilers = _COMPILERS[device_type == "cuda"]
+    variable, compilers = _COMPILERS[device_type]
     if not os.environ.get(variable) and not any(map(shutil.which, compilers)):
         missing_parts.append(f"a compiler ({', '.join(compilers)}, or {variable})")
     # The folders that torch's compiler for CPUs includes; the last one is that of frameworks of macOS.
@@ -240,8 +240,8 @@ def require_compiler(worker: Worker, device: torch.device) -> None:
         ConfigError: MODEL008.
 
     """
-    missing_parts = missing_to_compile(device.type)
-    if worker.compiles and missing_parts:
+    missing_parts = missing_to_compile(device.type) if worker.compiles else []
+    if missing_parts:
         problem = f"worker.compile: torch.compile can't build kernels for {device.type} on this machine"
         fix = "install what is missing, or leave worker.compile out"
         raise ConfigError("MODEL008", problem, f"no sign of {', '.join(missing_parts)}", fix=fix)

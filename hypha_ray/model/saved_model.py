@@ -26,7 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hypha_ray.config.schema import Job, Model, Preprocessor
 from hypha_ray.errors import CheckpointError
-from hypha_ray.files import make_tree_private
+from hypha_ray.files import has_ended, make_tree_private
 from hypha_ray.model.build import build_model, infer_task, reopened, task_of
 from hypha_ray.model.flat import Array
 from hypha_ray.model.layout import layout_of, load
@@ -114,17 +114,6 @@ def export(
         raise CheckpointError("MODEL013", f"model folder {directory} can't be written", str(error)) from error
 
 
-def _has_ended(process: int) -> bool:
-    """Whether this machine has no such process any more."""
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):  # Another user's, or no number of a process.
-        return False
-    return False
-
-
 @contextmanager
 def _scratch_beside(directory: Path) -> Iterator[Path]:
     """Make a hidden folder beside another one, in which that is written; it is removed at the end.
@@ -135,7 +124,7 @@ def _scratch_beside(directory: Path) -> Iterator[Path]:
     with suppress(OSError):
         for folder in directory.parent.iterdir():
             process, _, _ = folder.name.removeprefix(prefix).partition("-")
-            if folder.name.startswith(prefix) and process.isdigit() and _has_ended(int(process)):
+            if folder.name.startswith(prefix) and has_ended(process):
                 shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-", dir=directory.parent) as scratch:
         yield Path(scratch)
