@@ -16,6 +16,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from hypha_ray.driver.credentials import make_token
 from tests.support.gap_filling import GapFilling, give_way
+from tests.support.long_tests import long_tests
 
 os.environ.update(
     RAY_AUTH_MODE="token",
@@ -38,6 +39,7 @@ settings.load_profile("ci")  # The same examples wherever the suite runs; `--hyp
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-seeds", action="store_true", help="crash at every point in every round, with three seeds")
+    parser.addoption("--long", action="store_true", help="tests and cases that are marked `long`, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -66,6 +68,15 @@ def pytest_collection() -> Iterator[Any]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave long tests out, unless all are asked for or the command line names tests of its own."""
+    if config.getoption("--long") or any("::" in argument for argument in config.args):
+        return
+    left_out = long_tests(items)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -45,6 +45,7 @@ def test_killed_worker_comes_back_and_every_sample_is_in_one_commit(corpus: Path
     learned(run)
 
 
+@pytest.mark.long
 def test_external_trainer_and_codec_with_feedback_take_part(corpus: Path, tmp_path: Path) -> None:
     trainer = f"{sys.executable} {ROOT / 'examples' / 'torch_trainer.py'}"
     tables = {**UNEQUAL, "sync": {"strategy": "async", "codec": "int4", "fragments": 2}, "testing": {"batch_s": 0.1}}
@@ -55,6 +56,7 @@ def test_external_trainer_and_codec_with_feedback_take_part(corpus: Path, tmp_pa
     learned(run)
 
 
+@pytest.mark.long
 def test_scheduler_that_dies_costs_what_came_since_the_last_commit(corpus: Path, tmp_path: Path) -> None:
     tables = {**UNEQUAL, "rounds": {**UNEQUAL["rounds"], "update_rounds": 6, "samples_between_updates": 48}}
     hits = {"before_reduce": 4, "after_reduce": 7, "after_commit": 4}

@@ -82,10 +82,15 @@ class Running:
     def runs(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def rounds(self) -> int:
+        """Number of committed rounds."""
+        return len(list(self.commits.glob("round_*.json")))
+
     def until(self, condition: Callable[[], bool], within_s: float = WAIT_S) -> None:
         """Wait for a state that comes before the job's end, and after at most some seconds."""
         until(lambda: condition() or not self.runs, within_s)
-        assert self.runs
+        assert self.runs, "\n".join(lines(overview()))
 
     def end(self) -> Outcome:
         """End a long run at its next record."""
@@ -136,6 +141,7 @@ def require_whole(run: Outcome, rounds: int | None = None) -> None:
     assert all(record.get("cost") is None for record in [*run.of_kind("round"), run.records[-1]])
 
 
+@pytest.mark.long
 def test_gangs_that_do_not_fit_together_train_one_after_the_other_the_highest_bid_first(
     corpus: Path, tmp_path: Path
 ) -> None:
@@ -164,7 +170,7 @@ def test_outbid_run_hands_back_machines_with_its_deltas_and_one_that_waits_takes
 ) -> None:
     """Three machines, which one run has; a fourth for a run that bids as much; and a bid that takes two of them."""
     low = Running(bidder("low", 10, 3, LONG, corpus), corpus, tmp_path)
-    low.until(lambda: held("low") == 3 and low.commits.exists())
+    low.until(lambda: held("low") == 3 and low.rounds >= 1)
     other = Running(bidder("other", 10, 3, 3, corpus, batches=7), corpus, tmp_path)
     low.until(lambda: quotas().get("other") == 0)
     (waiting,) = (one for one in overview()["waiting"] if one["run"] == "other")
@@ -182,7 +188,7 @@ def test_outbid_run_hands_back_machines_with_its_deltas_and_one_that_waits_takes
     assert "1. run high bids 20 for 2 workers, at least 1: may hold 2" in shown
     assert any(line.startswith("low waits for 2 × worker with 1 CPU: 1 CPU per worker is needed") for line in shown)
     won, beside = high.result(), other.result()
-    low.until(lambda: held("low") == 3)
+    low.until(lambda: held("low") == 3 and low.rounds >= 2)
     lost = low.end()
     for run, rounds in ((won, 2), (beside, 3), (lost, None)):
         require_whole(run, rounds)
@@ -200,7 +206,7 @@ def test_death_and_silence_of_the_auction_cost_nothing(corpus: Path, tmp_path: P
     runs = [Running(bidder(name, 10, 1, LONG, corpus), corpus, tmp_path) for name in ("one", "two")]
     runs[0].until(lambda: held("one") == held("two") == 1)
     before = created()
-    for _ in range(10):
+    for _ in range(4):
         pid = auction_pid()
         os.kill(pid, signal.SIGKILL)
         runs[0].until(lambda pid=pid: auction_pid() != pid)  # type: ignore[misc]
@@ -225,6 +231,7 @@ def seen(run: str) -> bool:
     return run in namespaces() or any(run == one["run"] for part in ("leases", "runs", "waiting") for one in told[part])
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_a_killed_driver_and_leases_of_a_stopped_one_end_later(
     cluster: Cluster, corpus: Path, tmp_path: Path
 ) -> None:

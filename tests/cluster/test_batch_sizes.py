@@ -53,6 +53,7 @@ def run_of(name: str, corpus: Path, folder: Path, **tables: dict[str, Any]) -> t
     return run, furthest(found, train_plainly(job, joined_batches(run, corpus)))
 
 
+@pytest.mark.long
 def test_unequal_batches_train_as_one_process_with_a_barrier_and_in_steps(
     kept: Path, corpus: Path, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def whole(outcome: Outcome, rounds: int) -> None:
     assert not any(commit["rejected"] for commit in outcome.commits())
 
 
+@pytest.mark.long
 def test_external_trainer_takes_part_like_any_other_worker(corpus: Path, tmp_path: Path) -> None:
     outcome = run_job(mixed("mixed", corpus), tmp_path, corpus)
     whole(outcome, 4)
@@ -135,6 +136,7 @@ def three_kinds(tmp_path: Path, *flags: str) -> tuple[Job, Outcome]:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node.js here")
+@pytest.mark.long
 def test_trainers_of_three_kinds_learn_digits_together(tmp_path: Path) -> None:
     _, outcome = three_kinds(tmp_path, "--run.name", "digits")
     whole(outcome, 12)
@@ -159,6 +161,7 @@ def test_program_that_is_not_there_ends_the_job_and_is_named(corpus: Path, tmp_p
         run_job(job, tmp_path, corpus)
 
 
+@pytest.mark.long
 def test_trainer_hears_that_the_training_is_completed_however_late_its_driver_says_so(
     corpus: Path, tmp_path: Path
 ) -> None:
@@ -175,6 +178,7 @@ def test_trainer_hears_that_the_training_is_completed_however_late_its_driver_sa
     assert process.returncode == 0 and not events(outcome, "loss")
 
 
+@pytest.mark.long
 def test_trainer_that_was_dropped_dials_in_again_at_the_same_place(corpus: Path, tmp_path: Path) -> None:
     cut: list[int] = []
 
@@ -231,6 +235,7 @@ def strangers(file: Path) -> Iterator[list[int]]:
             stream.close()
 
 
+@pytest.mark.long
 def test_worker_from_elsewhere_dials_in_by_tls_amid_noise(corpus: Path, tmp_path: Path, certificates: Path) -> None:
     bridge = {"commands": [""], **{name: str(certificates / f"{name}.pem") for name in ("certificate", "key")}}
     rounds = {"update_rounds": 12, "samples_between_updates": 240, "max_batch_size": 4}

@@ -47,6 +47,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("tables", [{}, {"dataset": {"allow_quarantine": True}}, {"sync": {"strategy": "sync"}}])
+@pytest.mark.long(keep=1)
 def test_run_with_a_damaged_image_ends_well_and_names_it(images: Path, tmp_path: Path, tables: dict[str, Any]) -> None:
     folder = shutil.copytree(images, tmp_path / "images")
     rounds = {"update_rounds": 4, "samples_between_updates": 96, "max_batch_size": 8}

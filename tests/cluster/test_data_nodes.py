@@ -143,6 +143,7 @@ def test_slices_of_a_data_node_never_lie_in_the_store_of_the_head(nodes: list[st
     assert grown[nodes[0]] < slice_bytes
 
 
+@pytest.mark.long
 def test_damage_on_one_replica_is_read_from_the_other_and_nothing_is_set_aside(
     nodes: list[str], corpus: Path, tmp_path: Path
 ) -> None:
@@ -249,6 +250,7 @@ def in_round(number: int, act: Callable[[], object]) -> Callable[[dict[str, Any]
     return see
 
 
+@pytest.mark.long
 def test_data_node_whose_folder_was_prepared_anew_is_not_read_until_the_samples_are_back(
     nodes: list[str], corpus: Path, others: Path, tmp_path: Path
 ) -> None:
@@ -273,6 +275,7 @@ def test_data_node_whose_folder_was_prepared_anew_is_not_read_until_the_samples_
     assert news and "another one is read from" not in news[0]
 
 
+@pytest.mark.long
 def test_scheduler_that_follows_refuses_other_samples_under_the_name(
     nodes: list[str], corpus: Path, others: Path, tmp_path: Path
 ) -> None:
@@ -291,6 +294,7 @@ def test_scheduler_that_follows_refuses_other_samples_under_the_name(
     assert RunDataset.parse(read_json(tmp_path / "next" / "dataset.json")).sha256 == began
 
 
+@pytest.mark.long
 def test_folder_of_a_job_that_was_prepared_anew_ends_the_run_after_its_patience(
     nodes: list[str], corpus: Path, others: Path, tmp_path: Path
 ) -> None:
@@ -308,6 +312,7 @@ def test_folder_of_a_job_that_was_prepared_anew_ends_the_run_after_its_patience(
     assert len(Outcome(tmp_path / "own", []).commits()) <= 6
 
 
+@pytest.mark.long
 def test_data_nodes_that_come_back_are_read_from_again(nodes: list[str], corpus: Path, tmp_path: Path) -> None:
     """First one comes back, while the other serves; then the other is withdrawn for good."""
     first, second = (serve(str(corpus), "back", node) for node in nodes[3:])
@@ -347,6 +352,7 @@ def test_only_data_node_that_is_served_again_is_read_from_again(nodes: list[str]
     [(1.0, 10**9), (0.00006, 60_000), (0.000001, 0)],
     ids=["all slices", "two slices", "less than a slice"],
 )
+@pytest.mark.long(keep=1)
 def test_slices_of_a_url_are_fetched_once_in_three_epochs_if_the_cache_is_large_enough(
     nodes: list[str], corpus: Path, tmp_path: Path, home: Path, cache_gb: float, most_bytes: int
 ) -> None:

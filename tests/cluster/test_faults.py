@@ -47,6 +47,7 @@ def test_silent_worker_loses_its_lease_within_five_seconds_of_its_planned_report
     assert loss["reason"] == "silent for 5 s" and loss["monotonic_s"] > reported
 
 
+@pytest.mark.long
 def test_time_of_a_run_with_a_killed_worker_and_a_silent_one_is_accounted_for(corpus: Path, tmp_path: Path) -> None:
     rounds = {"update_rounds": 4, "samples_between_updates": 160}
     tables = {"rounds": rounds, "testing": {"batch_times_s": [0.1, 0.1]}, "worker": {"lease_s": 5.0}}
@@ -62,6 +63,7 @@ def test_time_of_a_run_with_a_killed_worker_and_a_silent_one_is_accounted_for(co
     assert seconds["start"] > 0 and seconds["evaluation"] > 0 and seconds["exchange"] > 0
 
 
+@pytest.mark.long
 def test_worker_killed_around_its_delta_leaves_it_whole_or_absent(corpus: Path, tmp_path: Path) -> None:
     specs = [f"worker.{point}:1=kill@2" for point in ("before_delta", "mid_delta", "after_delta")]
     tables = {"rounds": {"update_rounds": 7}, "resources": {"num_workers": 2, "min_workers": 2}}
@@ -83,6 +85,7 @@ def test_shard_that_fails_in_mid_read_serves_the_slice_again(corpus: Path, tmp_p
     assert told_of_replacements(run, "shard-0")
 
 
+@pytest.mark.long
 def test_store_that_fails_in_a_commit_is_replaced_and_commits(corpus: Path, tmp_path: Path) -> None:
     specs = ["store.before_snapshot=stop@2", "store.before_record=kill@3", "store.after_record=stop@4"]
     run = survive("store", corpus, tmp_path, specs, 3, rounds={"update_rounds": 6})
@@ -115,6 +118,7 @@ def test_connector_that_goes_is_told_once_and_costs_no_round(corpus: Path, tmp_p
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.long(keep=1)
 def test_scheduler_that_fails_is_started_again_from_the_last_commit(how: str, corpus: Path, tmp_path: Path) -> None:
     run = survive(f"scheduler-{how}", corpus, tmp_path, [f"scheduler.before_reduce={how}@3"], 1)
     attempts = events(run, "attempt")
@@ -131,6 +135,7 @@ def test_all_workers_killed_at_once_wait_for_no_one_and_lose_nothing(corpus: Pat
     assert all(commit["deltas"] for commit in run.commits())
 
 
+@pytest.mark.long
 def test_three_epochs_under_kills_use_every_sample_once_in_each(corpus: Path, tmp_path: Path) -> None:
     kills = ["worker.step:0=kill@16,60,104", "worker.step:1=kill@32,80,132", "server.after_reduce=kill@3,9"]
     rounds = {"update_rounds": 18, "samples_between_updates": 300, "max_batch_size": 10, "evaluate_every": 0}

@@ -55,6 +55,7 @@ def mirrors() -> list[dict[str, Any]]:
         ray.shutdown()
 
 
+@pytest.mark.long
 def test_forked_workers_are_like_those_that_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their PYTHONPATH is that of a campaign against a job, which has a folder more than the variable had at first.
 

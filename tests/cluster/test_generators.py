@@ -102,6 +102,7 @@ def require_same(expected: tuple[dict[str, torch.Tensor], list[Any]], got: tuple
 
 
 @pytest.mark.parametrize(("staleness", "flags"), [(0, EPISODES), (2, ())])
+@pytest.mark.long(keep=1)
 def test_steps_are_the_same_bits_with_no_generator_and_with_one_or_two(staleness: int, flags: tuple[str, ...]) -> None:
     settings = {"algorithm": "ppo", "reference": "average", "kl": 0.3, "staleness": staleness}
     expected = trained("none", 0, *flags, **settings)
@@ -142,6 +143,7 @@ def test_generators_that_are_killed_or_stopped_change_no_bit(tmp_path: Path, dis
     assert any(line == "worker-0 reaches no generator, and responds itself meanwhile" for line in problems)
 
 
+@pytest.mark.long
 def test_a_run_whose_generator_is_killed_names_each_prompt_of_a_commit_once(problems: Path, tmp_path: Path) -> None:
     log = tmp_path / "hits.jsonl"
     specs = ["generator.answer=kill@3", "rl.train=kill@25", "scheduler.before_persist=kill@12"]

@@ -82,6 +82,7 @@ def test_islands_killed_at_every_call_learn_on_and_count_every_prompt_once(probl
     assert rewards[0] < 0.1 and min(rewards[-3:]) > 0.6
 
 
+@pytest.mark.long
 def test_episodes_and_refilled_batches_count_every_prompt_once_whatever_is_killed(
     problems: Path, tmp_path: Path
 ) -> None:
@@ -103,6 +104,7 @@ def test_episodes_and_refilled_batches_count_every_prompt_once_whatever_is_kille
     assert all(1 <= record["turns"] <= 2 for record in rounds)
 
 
+@pytest.mark.long
 def test_an_island_whose_server_dies_and_that_dies_itself_leaves_no_server(problems: Path, tmp_path: Path) -> None:
     log, died = tmp_path / "hits.jsonl", tmp_path / "died"
     keys = {
@@ -131,6 +133,7 @@ def test_an_island_whose_server_dies_and_that_dies_itself_leaves_no_server(probl
                 assert select.select([handle], [], [], 60)[0], "a server is left"
 
 
+@pytest.mark.long
 def test_an_external_trainer_of_policies_learns_beside_an_island(problems: Path, tmp_path: Path) -> None:
     keys = {"rounds.update_rounds": 12, "rounds.evaluate_every": 3, "worker.lease_s": 20.0}
     flags = {"bridge.commands": f'["{sys.executable} {EXAMPLE}"]', "resources.min_workers": 2}
@@ -208,6 +211,7 @@ def hashes(run: Outcome) -> list[Any]:
     return [(commit["theta_sha256"], commit["outer_sha256"], commit["spans"]) for commit in run.commits()]
 
 
+@pytest.mark.long
 def test_killed_and_resumed_replay_ends_with_the_bits_of_an_uninterrupted_run(problems: Path, tmp_path: Path) -> None:
     calm = run_job(islands("calm", problems, **REPLAY), tmp_path, problems)
     log = tmp_path / "hits.jsonl"

@@ -84,6 +84,7 @@ def test_round_goes_on_without_a_payload_that_went_with_its_node(
     assert len(events(run, "attempt")) == 1
 
 
+@pytest.mark.long
 def test_round_whose_only_payload_is_lost_is_trained_again(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
     run = lose_a_payload(cluster, "lost-round", corpus, tmp_path, workers=1)
     assert [one["next_round"] for one in events(run, "attempt")] == [0, 1]
@@ -91,6 +92,7 @@ def test_round_whose_only_payload_is_lost_is_trained_again(cluster: Cluster, cor
     assert text == "round 2 has to be trained again; going on from the last commit"
 
 
+@pytest.mark.long
 def test_replay_that_lost_a_payload_ends_as_one_that_lost_none(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
     replay = {"mode": "replay"}
     calm_folder = tmp_path / "calm"

@@ -183,6 +183,7 @@ def test_withdrawn_machine_gets_its_workers_delta_and_the_run_tells_its_cost(
     assert speeds_of(later, {"input_ids": (64,)}) == speeds_of(job, load(corpus).shapes) == UNKNOWN
 
 
+@pytest.mark.long
 def test_run_ends_at_its_last_commit_before_its_budget_is_spent(nodes: list[str], corpus: Path, tmp_path: Path) -> None:
     """Two machines for 3 an hour together, and money for some twenty seconds of them: a round takes two."""
     rounds = {"update_rounds": 40, "samples_between_updates": 80, "max_batch_size": 4, "evaluate_every": 0}
@@ -195,6 +196,7 @@ def test_run_ends_at_its_last_commit_before_its_budget_is_spent(nodes: list[str]
     assert 0.5 * goal["at_most"] < run.records[-1]["cost"] <= goal["at_most"]
 
 
+@pytest.mark.long
 def test_run_says_early_that_its_deadline_cannot_be_kept_and_goes_on(
     nodes: list[str], corpus: Path, tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_masked_language_model_has_one_loss_in_the_run_and_afterwards(words: Pat
     assert (last["val_loss"], last["count"]) == pytest.approx(scored_again(outcome, words), rel=1e-5)
 
 
+@pytest.mark.long
 def test_worker_from_elsewhere_hides_the_same_tokens(words: Path, tmp_path: Path) -> None:
     job = awaiting("bert-elsewhere", words, tmp_path, **TABLES)
     with dialled(tmp_path / "bert-elsewhere" / "bridge"):

@@ -106,6 +106,7 @@ def test_lost_node_costs_its_worker_and_a_new_node_gets_the_successor(
     assert incarnations[0] < incarnations[1]
 
 
+@pytest.mark.long
 def test_drained_node_lets_its_worker_hand_over_and_leave(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
     running = Running("drained-node", corpus, tmp_path, SAMPLES)
     running.until_first_commit()
@@ -126,6 +127,7 @@ def test_drained_node_lets_its_worker_hand_over_and_leave(cluster: Cluster, corp
     assert 0 < parts[-1] < SAMPLES // 2
 
 
+@pytest.mark.long
 def test_lost_worker_of_the_second_group_is_replaced_on_a_node_of_its_group(corpus: Path, tmp_path: Path) -> None:
     kinds = ("small", "large", "large")
     with cluster_of([{"num_cpus": 1, "labels": {"gpu_type": kind}} for kind in kinds]) as cluster:

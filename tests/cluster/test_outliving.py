@@ -81,6 +81,7 @@ def kept(run: Outcome) -> dict[int, list[bool]]:
 
 
 @pytest.mark.parametrize(("how", "cpu"), [(signal.SIGKILL, 1.0), (signal.SIGSTOP, 0.0)])
+@pytest.mark.long(keep=1)
 def test_workers_and_server_outlive_a_scheduler_and_work_on_under_the_next(
     how: signal.Signals, cpu: float, corpus: Path, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_workers_and_server_outlive_a_scheduler_and_work_on_under_the_next(
     assert {source // 10_000 for source in grown} == {1, 2}
 
 
+@pytest.mark.long
 def test_stopped_worker_and_stopped_server_are_not_taken_over(corpus: Path, tmp_path: Path) -> None:
     stops = [send(signal.SIGSTOP, name) for name in ("worker-1", "server-0")]
     observed = Observed("stopped", *stops, send(signal.SIGKILL, "scheduler"))
@@ -102,6 +104,7 @@ def test_stopped_worker_and_stopped_server_are_not_taken_over(corpus: Path, tmp_
     assert kept(run) == {0: [False, True], 1: [False, False]}
 
 
+@pytest.mark.long
 def test_worker_that_is_leaving_is_not_taken_over(corpus: Path, tmp_path: Path) -> None:
     observed = Observed("leaving", send(signal.SIGKILL, "scheduler"), send(signal.SIGTERM, "worker-1"))
     run = outcome(observed, corpus, tmp_path)
@@ -109,6 +112,7 @@ def test_worker_that_is_leaving_is_not_taken_over(corpus: Path, tmp_path: Path) 
     assert kept(run) == {0: [False, True], 1: [False, False]}
 
 
+@pytest.mark.long
 def test_killed_owner_takes_workers_and_server_along_and_others_are_started(corpus: Path, tmp_path: Path) -> None:
     observed = Observed("owner", send(signal.SIGKILL, "owner"))
     run = outcome(observed, corpus, tmp_path)

@@ -76,6 +76,7 @@ def test_bytes_of_codes_of_any_length_are_those_that_were_sent(corpus: Path, tmp
     ],
     ids=["one in flight", "three in flight"],
 )
+@pytest.mark.long(keep=1)
 def test_worker_killed_while_it_has_weights_of_its_own_costs_no_sample(
     sync: dict[str, Any], corpus: Path, tmp_path: Path
 ) -> None:

@@ -73,11 +73,13 @@ TABLES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.long(keep=1)
 def test_two_processes_train_the_rounds_of_one(name: str, corpus: Path, tmp_path: Path) -> None:
     one, other = (outcome(f"{name}-{count}", corpus, tmp_path, count, **TABLES[name]) for count in (1, 2))
     require_equal_rounds(one, other)
 
 
+@pytest.mark.long
 def test_four_processes_with_shards_train_the_rounds_of_one(corpus: Path, tmp_path: Path) -> None:
     tables = TABLES["adamw"] | {"resources": {"num_workers": 1}}
     one = outcome("whole", corpus, tmp_path, 1, **tables)
@@ -152,6 +154,7 @@ def test_sample_without_a_finite_gradient_is_found_in_whatever_part_it_is(tmp_pa
 
 
 @pytest.mark.parametrize(("sharding", "member"), [("none", "Member"), ("full", "ShardedMember")])
+@pytest.mark.long(keep=1)
 def test_process_that_fails_costs_its_worker_and_no_sample(
     sharding: str, member: str, corpus: Path, tmp_path: Path
 ) -> None:

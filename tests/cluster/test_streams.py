@@ -119,6 +119,7 @@ def test_merged_weights_begin_an_empty_stream() -> None:
         island.close()
 
 
+@pytest.mark.long
 def test_islands_whose_rollout_workers_are_killed_learn_on_and_count_every_prompt_once(
     problems: Path, tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ def test_killed_run_is_cleaned_up_after_by_the_next_one() -> None:
     assert not set(names) & namespaces()
 
 
+@pytest.mark.long
 def test_job_trains_over_the_link_and_all_its_weights_cross_it(corpus: Path, tmp_path: Path) -> None:
     model = {**MODEL, "hidden_size": 256, "intermediate_size": 512}  # 5.6 MB, against which what else goes is little.
     job = job_of("far", corpus, model={"config": model}, resources={"num_workers": 1})

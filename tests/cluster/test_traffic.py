@@ -41,6 +41,7 @@ OVERHEAD = 2048
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.long(keep=2)
 def test_bytes_of_a_run_are_those_of_its_summary(corpus: Path, tmp_path: Path, name: str) -> None:
     sync, tolerance = CASES[name]
     rounds = {"update_rounds": 6, "samples_between_updates": 16, "max_batch_size": 4, "evaluate_every": 0}

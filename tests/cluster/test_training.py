@@ -99,6 +99,7 @@ def test_one_step_rounds_of_sgd_are_data_parallelism(results: Path, corpus: Path
     assert moved > 1e-3, "nothing was learned"
 
 
+@pytest.mark.long
 def test_workers_of_unequal_speed_wait_little_after_the_second_round(results: Path, corpus: Path) -> None:
     job = job_of(
         "unequal",
@@ -130,6 +131,7 @@ class Told(hypha_ray.Callback):
         self.events.add(record["kind"])
 
 
+@pytest.mark.long
 def test_training_in_the_background_is_stopped_by_a_callback_and_goes_on_from_its_commit(
     results: Path, corpus: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.job_scripts import ALONE, Jobs
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 ROLES = "worker,driver"
 SEED = 1

@@ -71,6 +71,7 @@ DIGITS = "JOB prepare.py --source digits --out d"
     ("ending", "unbuffered"),
     [("| head -1", ""), ("| true", "1"), ("2>&1 | true", ""), (">&-", ""), (">&- 2>&- <&-", "1")],
 )
+@pytest.mark.long(keep=1)
 def test_output_that_nobody_reads_ends_no_job(tmp_path: Path, ending: str, unbuffered: str) -> None:
     done = shell(f"{DIGITS} {ending}", tmp_path, PYTHONUNBUFFERED=unbuffered)
     assert (done.returncode, done.stderr) == (0, b"")

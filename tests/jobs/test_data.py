@@ -49,6 +49,7 @@ def test_dataset_is_served_listed_trained_on_evaluated_and_withdrawn(
     assert gone.returncode == 3 and "error[DATA001]" in gone.stderr
 
 
+@pytest.mark.long
 def test_dataset_in_s3_trains_goes_on_and_exports_with_its_tokenizer(
     run_job: Jobs, corpus: Path, small_job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

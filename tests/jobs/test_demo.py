@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 TALK = "import os, sys, time; print('temporary folder:', os.environ['RAY_TMPDIR'], flush=True); "
 
@@ -51,6 +53,7 @@ def test_demo_keeps_the_jobs_exit_status_and_leaves_nothing() -> None:
     assert_nothing_is_left(output)
 
 
+@pytest.mark.long
 def test_demo_terminated_in_the_middle_ends_job_and_cluster() -> None:
     with demo("time.sleep(1000)") as script:
         assert script.stdout is not None

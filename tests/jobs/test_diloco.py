@@ -226,6 +226,7 @@ def test_digits_are_told_apart_in_a_running_cluster(run_job: Jobs, tmp_path: Pat
     assert last_eval(run_job.home / "digits")["accuracy"] >= 0.9
 
 
+@pytest.mark.long
 def test_two_workers_learn_more_in_the_same_steps_than_one(run_job: Jobs, tmp_path: Path) -> None:
     """Both take 500 steps a worker, in replay mode, so nothing here depends on speed.
 

@@ -197,6 +197,7 @@ def sheet(path: Path, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> 
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+@pytest.mark.long(keep=2)
 def test_commands_of_a_page_do_what_they_are_written_for(
     page: Path, inputs: Path, hub_command: LightCommands, head: str, tmp_path: Path
 ) -> None:

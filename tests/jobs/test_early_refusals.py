@@ -191,6 +191,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
 
 
 @pytest.mark.parametrize(("line", "code", "error"), LINES)
+@pytest.mark.long(keep=30)
 def test_mistake_that_needs_no_library_is_refused_before_one_is_loaded(
     light_command: LightCommands, folder: Path, line: str, code: int, error: str
 ) -> None:

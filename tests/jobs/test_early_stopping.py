@@ -98,6 +98,7 @@ def test_run_ends_once_its_loss_gets_no_better_and_its_best_weights_are_kept(
     assert best and all((array == exported[name]).all() for name, array in best.items())
 
 
+@pytest.mark.long
 def test_run_that_has_ended_early_trains_on_with_more_patience_only(
     ended: tuple[Path, Done], run_shared_job: Jobs, small_job: Path, data: Path
 ) -> None:
@@ -112,6 +113,7 @@ def test_run_that_has_ended_early_trains_on_with_more_patience_only(
     told(run, PATIENCE + 2)
 
 
+@pytest.mark.long
 def test_rounds_without_a_better_loss_are_counted_on_after_the_driver_is_killed(
     run_shared_job: Jobs, small_job: Path, data: Path
 ) -> None:

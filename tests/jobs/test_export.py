@@ -141,6 +141,7 @@ def test_export_of_an_earlier_round_saves_its_weights_and_one_without_a_snapshot
 
 
 @pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.long(keep=1)
 def test_finished_run_is_uploaded_by_the_hubs_client_and_kept_whatever_the_hub_does(
     stopped: Path, tmp_path: Path, broken: bool
 ) -> None:

@@ -102,6 +102,7 @@ def test_csv_with_labels_trains_a_pretrained_encoder_to_tell_its_classes(run_job
     assert config["id2label"] == {"0": "early", "1": "late"}
 
 
+@pytest.mark.long
 def test_csv_with_numbers_trains_a_pretrained_encoder_to_predict_them(run_job: Jobs, tmp_path: Path) -> None:
     draw = random.Random(0)
     letters = {"1.5": "abcdefghijklm", "-0.5": "nopqrstuvwxyz"}
@@ -141,6 +142,7 @@ def test_image_folder_trains_a_pretrained_model_to_tell_its_folders(run_job: Job
     assert (run / "model" / "preprocessor_config.json").is_file()
 
 
+@pytest.mark.long
 def test_audio_folder_trains_a_pretrained_model_to_tell_its_folders(run_job: Jobs, tmp_path: Path) -> None:
     draws, model, seconds = np.random.default_rng(0), tmp_path / "wav2vec2", np.arange(400) / 800
     for name, pitch in {"low": 20, "high": 160}.items():
@@ -158,6 +160,7 @@ def test_audio_folder_trains_a_pretrained_model_to_tell_its_folders(run_job: Job
     assert config["id2label"] == {"0": "high", "1": "low"}
 
 
+@pytest.mark.long
 def test_pairs_train_a_model_with_encoder_and_decoder_to_reverse_texts(run_job: Jobs, tmp_path: Path) -> None:
     texts, model = ["".join(letters) for letters in itertools.permutations("abcdefgh", 3)], tmp_path / "t5"
     with (tmp_path / "pairs.csv").open("w", newline="") as file:

@@ -28,6 +28,7 @@ def market() -> Iterator[tuple[str, list[str]]]:
         yield cluster.address, [asked[terms["price"]] for terms in TERMS]
 
 
+@pytest.mark.long
 def test_dry_run_lists_every_offer_and_follows_an_owner_that_raises_a_price(
     run_job: Jobs, market: tuple[str, list[str]]
 ) -> None:

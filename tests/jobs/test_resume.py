@@ -214,6 +214,7 @@ def test_run_without_any_commit_starts_from_the_beginning(killed: Path, run_job:
     whole(run, ROUNDS)
 
 
+@pytest.mark.long
 def test_run_goes_on_from_its_mirror_in_a_new_home(
     run_job: Jobs, small_job: Path, corpus: Path, tmp_path: Path
 ) -> None:
@@ -237,6 +238,7 @@ def test_run_goes_on_from_its_mirror_in_a_new_home(
     assert attempts == [1, 2], "the way back brings no history"
 
 
+@pytest.mark.long
 def test_run_goes_on_in_another_ray_after_its_driver_was_killed_and_after_its_ray_was(
     run_job: Jobs, small_job: Path, corpus: Path
 ) -> None:

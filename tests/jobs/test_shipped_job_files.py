@@ -100,6 +100,7 @@ def test_packed_chats_by_all_weights_on_two_machines_of_several_processes(
 
 
 @pytest.mark.parametrize("name", ["pretrain", "regions"])
+@pytest.mark.long(keep=1)
 def test_texts_from_random_weights(run_job: Jobs, name: str, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text(Path(__file__).read_text() * 4)
     prepared(tmp_path / "texts.txt", tmp_path / "data", seq_len=32)

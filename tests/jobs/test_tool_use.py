@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from tests.support.forked_process import ROOT
 from tests.support.job_scripts import jobs_in
@@ -17,6 +19,7 @@ FEWER = {"grpo": ["--rounds.update_rounds", "4"]}
 """Flags of a job that trains as far as a test has time for. To learn to copy takes the start all its rounds."""
 
 
+@pytest.mark.long
 def test_a_tool_is_learned_from_few_right_conversations(head: str, tmp_path: Path) -> None:
     (program,) = re.findall(r"(?s)```\n(# calls\.py\n.*?)```", PAGE)
     (tmp_path / "calls.py").write_text(program, encoding="utf-8")

@@ -91,6 +91,7 @@ def test_largest_batch_that_fits_is_kept_for_the_next_start(kept: Callable[[], l
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_largest_batch_is_found_where_nothing_can_be_kept(kept: Callable[[], list[str]], tmp_path: Path) -> None:
     (tmp_path / "batch_sizes").write_text("no folder")
     assert largest_batch(job(64.0), 0, None, SAMPLES, lambda: None) == 2
@@ -108,6 +109,7 @@ def test_largest_batch_without_room_for_one_sample_is_an_error_and_trials_alone_
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_largest_batch_of_a_model_that_fails_otherwise_is_no_size(kept: Callable[[], list[str]]) -> None:
     with pytest.raises(ConfigError, match=r"TRN003.*a batch of 2 samples failed — got IndexError"):
         largest_batch(job(64.0, vocab_size=5), 0, None, SAMPLES, lambda: None)
@@ -125,6 +127,7 @@ def test_largest_batch_of_a_worker_that_is_to_end_ends_its_trial(kept: Callable[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whom", ["trials", "all"])
+@pytest.mark.long
 def test_trials_that_something_else_kills_are_no_limit_of_the_model(
     whom: str, kept: Callable[[], list[str]], tmp_path: Path
 ) -> None:
@@ -161,6 +164,7 @@ def test_memory_of_a_gpu_runs_out_by_the_own_part_or_by_that_of_others() -> None
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_bounds_of_a_model_are_not_those_of_another_one_in_its_folder(
     kept: Callable[[], list[str]], tmp_path: Path
 ) -> None:
@@ -175,6 +179,7 @@ def test_bounds_of_a_model_are_not_those_of_another_one_in_its_folder(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_copies_of_the_weights_that_a_worker_keeps_count() -> None:
     """The trial takes four times the weights, building the model included; three copies are kept besides."""
     model = {**CONFIG, "vocab_size": 50_000, "n_embd": 512, "n_positions": 4}

@@ -128,6 +128,7 @@ def test_weights_are_handed_over_once_while_they_stay_the_same(
 @pytest.mark.parametrize(
     ("dialect", "path"), [("vllm", "/update_weight_version"), ("sglang", "/update_weights_from_disk")]
 )
+@pytest.mark.long(keep=1)
 def test_answers_with_other_weights_are_never_used(
     dialect: str, path: str, server: tuple[Generation, str], engine_of: Callable[..., ServerEngine]
 ) -> None:
@@ -255,6 +256,7 @@ def test_requests_that_fail_are_told_of_with_the_servers_words(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_server_that_hangs_is_given_up_at_the_deadline(
     server: tuple[Generation, str], engine_of: Callable[..., ServerEngine]
 ) -> None:
@@ -392,6 +394,7 @@ def test_rounding_above_one_is_taken(server: tuple[Generation, str], engine_of: 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_server_that_is_killed_while_it_starts_again_is_no_wrong_command(
     server: tuple[Generation, str], engine_of: Callable[..., ServerEngine], tmp_path: Path
 ) -> None:

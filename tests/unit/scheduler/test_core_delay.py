@@ -38,6 +38,7 @@ class WatchedPlans(Walk):
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", [{}, {"fragments": 2, "in_flight": 2}, {"dynamic_local_steps": False}])
 @pytest.mark.parametrize("delay", [1, 3, 50])
+@pytest.mark.long(keep=3)
 def test_every_round_has_a_batch_after_those_that_the_delay_is_made_of(
     delay: int, sync: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

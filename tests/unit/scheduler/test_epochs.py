@@ -307,6 +307,7 @@ def test_runs_in_some_storms_use_every_sample_once_an_epoch() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(6))
+@pytest.mark.long(keep=1)
 def test_runs_in_many_storms_use_every_sample_once_an_epoch(block: int) -> None:
     ends = Counter(walked(seed) for seed in range(100 * block, 100 * (block + 1)))
     assert ends["as planned"] > 50 and ends["more"]

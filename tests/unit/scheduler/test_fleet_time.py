@@ -229,6 +229,7 @@ def stormy_fleet(name: str, seed: int) -> CountedFleet:
 
 @pytest.mark.parametrize("name", SYNCS)
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.long(keep=10)
 def test_every_second_is_accounted_for_once_whatever_dies(name: str, seed: int) -> None:
     fleet = stormy_fleet(name, seed)
     done(fleet)

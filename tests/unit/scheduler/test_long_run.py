@@ -100,6 +100,7 @@ def reachable(*roots: object) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("strategy", ["sync", "diloco", "async"])
+@pytest.mark.long(keep=1)
 def test_late_rounds_take_no_more_memory_and_ask_no_more_of_the_disk_than_early_ones(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -27,6 +27,7 @@ SCENARIOS: list[Callable[[], None]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.long(keep=30)
 def test_simulation_or_scenario_finds_the_defect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     core = mutant(name)
     monkeypatch.setattr(fleet, "SchedulerCore", core)

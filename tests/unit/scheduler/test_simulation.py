@@ -64,6 +64,7 @@ def outcome_of(seed: int) -> Outcome:
 
 
 @pytest.mark.slow
+@pytest.mark.long(keep=5)
 def test_simulated_runs_keep_every_invariant_and_end(seeds: range) -> None:
     for seed in seeds:
         outcome_of(seed)

@@ -27,6 +27,7 @@ def test_random_round_that_is_compiled_agrees_too(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 @pytest.mark.usefixtures("compiled_steps")
+@pytest.mark.long(keep=13)
 def test_random_rounds_find_the_defect(name: str) -> None:
     assert any(dies(name, seed) for seed in range(BUDGET)), f"nobody noticed: {name}"
 

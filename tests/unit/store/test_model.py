@@ -84,12 +84,14 @@ def directories(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(BUDGET))
+@pytest.mark.long(keep=11)
 def test_random_walk_beside_the_model_agrees(directories: Iterator[Path], seed: int) -> None:
     Walker(ROOM, next(directories), seed).walk()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.long(keep=12)
 def test_random_walks_find_the_defect(directories: Iterator[Path], name: str) -> None:
     assert any(dies(name, next(directories), seed) for seed in range(BUDGET)), f"nobody noticed: {name}"
 

@@ -79,6 +79,7 @@ def test_mlflow_has_the_curves_of_the_metrics_file_and_one_run_an_attempt(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_mlflow_of_two_runs_with_one_folder_has_both(tmp_path: Path) -> None:
     for run in ("first", "second"):
         sinks = build(tmp_path / run, run, ["mlflow"], patience_s=240.0, trackers=str(tmp_path / "all"))
@@ -93,6 +94,7 @@ def test_mlflow_of_two_runs_with_one_folder_has_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_mlflow_goes_where_its_variables_say_and_takes_names_with_other_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +111,7 @@ def test_mlflow_goes_where_its_variables_say_and_takes_names_with_other_characte
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_mlflow_takes_more_metrics_than_one_call_may_have(tmp_path: Path) -> None:
     sinks = build(tmp_path, "wide", ["mlflow"], patience_s=240.0)
     sinks.start(CONFIG)

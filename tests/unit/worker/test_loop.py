@@ -153,6 +153,7 @@ def test_autocast_trains_close_to_full_precision() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.long
 def test_compiled_model_trains_like_the_plain_one() -> None:
     plain = Bench().run(plan_of(16)).weights
     compiled = Bench(worker={"compile": True}).run(plan_of(16)).weights

@@ -87,6 +87,7 @@ def require_equal_gradients(one: torch.nn.Module, other: torch.nn.Module) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.long(keep=10)
 def test_gradients_of_parts_add_up_to_that_of_the_batch(case: Case) -> None:
     whole, batch = trainer_for(case), samples_of(case)
     expected = whole.add_gradient(batch, summed=False)

@@ -185,6 +185,7 @@ def test_error_of_another_process_is_told_rather_than_the_broken_connection(tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_killed_process_is_noticed_at_once_and_a_silent_one_at_the_deadline() -> None:
     case = CASES["causal"]
     for how, worker in ((signal.SIGKILL, {}), (signal.SIGSTOP, {"stall_s": 1.0})):

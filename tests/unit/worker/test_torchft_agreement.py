@@ -100,6 +100,7 @@ def peers(job: Job) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mixing", [0.0, 0.5])
 @pytest.mark.parametrize("delay", [0, 2, 5])
+@pytest.mark.long(keep=3)
 def test_sixty_steps_of_three_replicas_agree_with_torchft_to_the_bit(delay: int, mixing: float) -> None:
     job = job_of(FRAGMENTS, delay, mixing)
     ours = Fleet(job)

@@ -1,0 +1,29 @@
+"""Tests that are marked `long`: those of minutes beside shorter ones, and most cases of large tables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pytest
+
+
+def long_tests(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests that only `--long` runs. Of each function, as many cases as its mark keeps aren't among them."""
+    cases_by_function: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("long") is not None:
+            cases_by_function[item.nodeid.partition("[")[0]].append(item)
+    left_out: list[pytest.Item] = []
+    for cases in cases_by_function.values():
+        mark = cases[0].get_closest_marker("long")
+        kept = spread(len(cases), mark.kwargs.get("keep", 0) if mark is not None else 0)
+        left_out += [case for number, case in enumerate(cases) if number not in kept]
+    return left_out
+
+
+def spread(count: int, keep: int) -> set[int]:
+    """Return the numbers of `keep` of `count` cases, at equal distances from the first to the last."""
+    if keep < 2:
+        return set(range(min(keep, count)))
+    return {round(number * (count - 1) / (keep - 1)) for number in range(keep)}
