@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypha_ray
 from hypha_ray.config import Job
+from hypha_ray.config.automatic import OFF
 from hypha_ray.config.load import require_secrets, with_absolute_folders
 from hypha_ray.data.catalogue import is_served, is_url, load, locate
 from hypha_ray.data.manifest import Manifest
@@ -91,14 +92,17 @@ def record_start(
 def record_devices(directory: RunDirectory) -> None:
     """Add the devices and settings of all workers that have joined since the last start, by their events.
 
+    Settings that were chosen automatically and failed with the first batch are disabled ones.
+
     A folder that can't be written is ignored: a run doesn't end because of its account.
     """
     account = read_json(directory.path / PROVENANCE)
     if not account:
         return
     start_time = str(account.get("wall_time", ""))
-    join_events = read_jsonl(directory.path / EVENTS, ["join"])
-    join_events = [event for event in join_events if event.get("wall_time", "") >= start_time]
+    events = read_jsonl(directory.path / EVENTS, ["join", "disable"])
+    events = [event for event in events if event.get("wall_time", "") >= start_time]
+    join_events = [event for event in events if event["kind"] == "join"]
     devices = {}
     settings = {}
     reasons = {}
@@ -108,9 +112,22 @@ def record_devices(directory: RunDirectory) -> None:
         if "settings" in event:
             settings[worker_name] = event["settings"]
             reasons[worker_name] = event.get("reasons", {})
+            for name in _disabled(events, event):
+                settings[worker_name] |= {name: OFF[name]}
+                reasons[worker_name] |= {name: "what was chosen doesn't work here"}
     account |= {"devices": devices, "settings": settings, "reasons": reasons}
     with suppress(ConfigError):
         _write(directory, account)
+
+
+def _disabled(events: Sequence[Mapping[str, Any]], join_event: Mapping[str, Any]) -> list[str]:
+    """Return the names of settings that a worker has disabled since it joined."""
+    names: list[str] = []
+    for event in events:
+        is_its_own = all(event.get(field) == join_event.get(field) for field in ("worker", "incarnation"))
+        if event["kind"] == "disable" and is_its_own:
+            names += event["settings"]
+    return names
 
 
 @contextmanager

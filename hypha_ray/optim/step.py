@@ -52,6 +52,8 @@ class Step:
     """Numbers of the model workers that have died and were replaced since the batch before."""
     problems: tuple[str, ...] = ()
     """Lines for the user about failures that didn't stop the training."""
+    disabled: tuple[str, ...] = ()
+    """Names of settings that were chosen automatically and failed, and are disabled since."""
     times: Mapping[str, float] = field(default_factory=dict)
     """Seconds of parts of the step, by the names of figures."""
     responders: tuple[PromptsOfResponder, ...] = ()

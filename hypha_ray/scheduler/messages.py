@@ -288,9 +288,12 @@ class Outbox:
             case ModelWorkersRevived(model_workers=numbers):
                 for model_worker in numbers:
                     self.event("revive", now, role=f"model worker {model_worker} of worker {worker}", reason="it died")
-            case WorkerWarned(lines=lines):
+            case WorkerWarned(lines=lines, disabled=disabled):
                 for line in lines:
                     self.problem(f"worker {worker}: {line}", now)
+                if disabled:
+                    incarnation = event.source.incarnation
+                    self.event("disable", now, worker=worker, incarnation=incarnation, settings=list(disabled))
             case RolloutReport(responses=responses):
                 source = {"worker": worker, "incarnation": event.source.incarnation}
                 for response in responses:

@@ -181,6 +181,8 @@ class WorkerWarned(RoundEvent):
     """Lines for the user about what failed beside a worker's training, which goes on."""
 
     lines: tuple[str, ...]
+    disabled: tuple[str, ...] = ()
+    """Names of settings that were chosen automatically and failed, and are disabled since."""
 
 
 @record(frozen=True, slots=True)

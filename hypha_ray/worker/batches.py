@@ -118,6 +118,8 @@ class Computation:
         """Dtype of mixed precision; None: full precision."""
         self.problems: tuple[str, ...] = ()
         """Lines for the user about settings that were disabled."""
+        self.disabled: tuple[str, ...] = ()
+        """Names of these settings."""
         self._settings_on_trial: set[str] = set()
         for name in job.reasons:
             is_enabled = getattr(job.worker, name) != OFF[name]
@@ -157,7 +159,8 @@ class Computation:
             self.head = None
         is_compiled = isinstance(self._compute, CompiledByShape)
         self._compute = self._choose_function(is_compiled and "compile" not in on_trial)
-        names = ", ".join(f"worker.{name}" for name in sorted(on_trial))
+        self.disabled = tuple(sorted(on_trial))
+        names = ", ".join(f"worker.{name}" for name in self.disabled)
         text = " ".join(str(error).split())
         reason = f"{type(error).__name__}: {text}"[:200]
         self.problems = (f"{names} = auto: what was chosen doesn't work here, and is left off ({reason})",)

@@ -312,19 +312,19 @@ class TrainingLoop:
             self._emit(RolloutReport(self._source, round_number, result.shown))
         if result.revived:
             self._emit(ModelWorkersRevived(self._source, round_number, result.revived))
-        self._warn_user(round_number, result.problems)
+        self._warn_user(round_number, result.problems, result.disabled)
         if meter.due and meter is not self._meter_ahead:
             self._emit(meter.report())
 
-    def _warn_user(self, round_number: int, problems: tuple[str, ...]) -> None:
-        """Warn the user of problems beside the training, of each one once."""
+    def _warn_user(self, round_number: int, problems: tuple[str, ...], disabled: tuple[str, ...]) -> None:
+        """Warn the user of problems beside the training, of each one once, and of settings that they disabled."""
         new_lines: list[str] = []
         for line in problems:
             if line not in self._warned_lines:
                 self._warned_lines.add(line)
                 new_lines.append(line)
         if new_lines:
-            self._emit(WorkerWarned(self._source, round_number, tuple(new_lines)))
+            self._emit(WorkerWarned(self._source, round_number, tuple(new_lines), disabled))
 
     def _report_damage(self, round_number: int, result: Step) -> None:
         """Report samples that were left out; too many skipped batches in a row end the run.

@@ -219,7 +219,8 @@ class SupervisedTrainer(WholeModel):
         return _named(self._with_tokens_and_problems(self._add_finite_gradient(batch, summed), batch))
 
     def _with_tokens_and_problems(self, result: Step, batch: Samples) -> Step:
-        return replace(result, tokens=_tokens(batch.arrays), problems=self._computation.problems)
+        problems, disabled = self._computation.problems, self._computation.disabled
+        return replace(result, tokens=_tokens(batch.arrays), problems=problems, disabled=disabled)
 
     def _add_finite_gradient(self, batch: Samples, summed: bool) -> Step:
         """Add a batch's gradient if it is finite, or that of its undamaged samples; tokens aren't counted yet."""

@@ -118,6 +118,25 @@ def test_interruption_is_no_error(tmp_path: Path, end: type[BaseException]) -> N
     assert account_of(directory)["error"] is None
 
 
+def test_settings_that_failed_with_the_first_batch_are_disabled_in_the_account_of_their_worker(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    record_start(directory, SOURCE, None, [])
+    events = JsonLines(directory.path / "events.jsonl")
+    time = {"wall_time": "2999-01-01T00:00:00.000+00:00"}
+    chosen = {"settings": {"autocast": "bf16", "compile": True}, "reasons": {"autocast": "a", "compile": "b"}}
+    for worker, incarnation in ((0, 10), (1, 11), (0, 12)):
+        events.write(
+            {**time, "kind": "join", "worker": worker, "incarnation": incarnation, "device": "cuda:0", **chosen}
+        )
+    for worker, incarnation, names in ((0, 10, ["autocast"]), (0, 12, ["compile"])):
+        events.write({**time, "kind": "disable", "worker": worker, "incarnation": incarnation, "settings": names})
+    record_devices(directory)
+    account = account_of(directory)
+    failed = "what was chosen doesn't work here"
+    assert account["settings"] == {"worker-0": {"autocast": "bf16", "compile": False}, "worker-1": chosen["settings"]}
+    assert account["reasons"] == {"worker-0": {"autocast": "a", "compile": failed}, "worker-1": chosen["reasons"]}
+
+
 def test_devices_of_a_folder_that_cannot_be_written_are_left_out(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     record_start(directory, SOURCE, None, [])

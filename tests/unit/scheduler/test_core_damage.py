@@ -100,6 +100,16 @@ def test_what_failed_beside_a_workers_training_is_told_with_its_number() -> None
     done(fleet)
     texts = [note["text"] for note in fleet.noted("problem")]
     assert texts == ["worker 1: the policy was not saved", "worker 1: weights can't be written"]
+    assert not fleet.noted("disable")
+
+
+def test_settings_that_a_worker_has_disabled_are_told_with_its_incarnation() -> None:
+    fleet = fleet_of(0.1, 0.1)
+    warned = WorkerWarned(Source("virtual", 1, 10_001), 0, ("it doesn't work",), ("autocast", "compile"))
+    fleet.later(1.0, lambda: fleet.tell(warned))
+    done(fleet)
+    (note,) = fleet.noted("disable")
+    assert (note["worker"], note["incarnation"], note["settings"]) == (1, 10_001, ["autocast", "compile"])
 
 
 def faults(reason: str, *rounds: int, worker: int = 1) -> Faults:

@@ -132,6 +132,7 @@ def computation(breaks: bool = False, reasons: dict[str, str] | None = None) -> 
     result = computed(inputs, torch.device("cpu"))
     said = "what was chosen doesn't work here, and is left off (RuntimeError: no kernel of 16 bits)"
     assert computed.autocast is None and computed.problems == (f"worker.autocast = auto: {said}",)
+    assert computed.disabled == ("autocast",)
     expected = trainer._computation(inputs, torch.device("cpu"))
     assert torch.equal(result.trained, expected.trained)
     return lambda: computed(inputs, torch.device("cpu"))
@@ -152,7 +153,9 @@ def test_failure_that_no_setting_is_the_reason_of_and_a_given_setting_are_raised
 def test_problem_of_a_setting_reaches_the_loop_with_the_step() -> None:
     trainer = SupervisedTrainer(job_of(MODEL))
     trainer._computation.problems = ("a line",)
-    assert trainer.step(batch()).problems == ("a line",)
+    trainer._computation.disabled = ("autocast",)
+    step = trainer.step(batch())
+    assert (step.problems, step.disabled) == (("a line",), ("autocast",))
 
 
 def test_short_batch_is_computed_plainly_until_its_shape_is_usual() -> None:
