@@ -294,7 +294,6 @@ def test_scheduler_that_follows_refuses_other_samples_under_the_name(
     assert RunDataset.parse(read_json(tmp_path / "next" / "dataset.json")).sha256 == began
 
 
-@pytest.mark.long
 def test_folder_of_a_job_that_was_prepared_anew_ends_the_run_after_its_patience(
     nodes: list[str], corpus: Path, others: Path, tmp_path: Path
 ) -> None:

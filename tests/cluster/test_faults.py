@@ -63,7 +63,6 @@ def test_time_of_a_run_with_a_killed_worker_and_a_silent_one_is_accounted_for(co
     assert seconds["start"] > 0 and seconds["evaluation"] > 0 and seconds["exchange"] > 0
 
 
-@pytest.mark.long
 def test_worker_killed_around_its_delta_leaves_it_whole_or_absent(corpus: Path, tmp_path: Path) -> None:
     specs = [f"worker.{point}:1=kill@2" for point in ("before_delta", "mid_delta", "after_delta")]
     tables = {"rounds": {"update_rounds": 7}, "resources": {"num_workers": 2, "min_workers": 2}}

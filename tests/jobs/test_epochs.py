@@ -40,7 +40,6 @@ def round_records(run: Path) -> list[dict[str, Any]]:
     return read_jsonl(run / "metrics.jsonl", ["round"])
 
 
-@pytest.mark.long
 def test_every_sample_is_in_three_commits_after_kills_and_a_resumption_and_then_in_four(
     run_job: Jobs, small_job: Path, texts: Path, tmp_path: Path
 ) -> None:
