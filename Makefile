@@ -7,7 +7,7 @@ export RAY_AUTH_MODE := token
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test long lint types pages style bench chaos proto clean
+.PHONY: help setup demo check test lint types pages style bench chaos proto clean
 
 help:               ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -32,11 +32,8 @@ check: setup        ## lint, and the tests that start no Ray and take seconds
 	$(MAKE) lint
 	python -m pytest tests/unit -m 'not slow' -n 3 --dist loadfile
 
-test: setup         ## run the test suite, two files at a time and a third in their gaps
-	python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
-
-long: setup         ## test, with the long tests and with all cases of each: before a release
-	python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --long
+test: setup         ## run the whole test suite, two files at a time and a third in their gaps; SHORT=1: without long tests
+	python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(if $(SHORT),--short)
 
 lint: setup         ## ruff, mypy --strict, import contracts, links of the documentation
 	$(MAKE) --no-print-directory -j 2 types pages style

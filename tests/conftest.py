@@ -39,7 +39,7 @@ settings.load_profile("ci")  # The same examples wherever the suite runs; `--hyp
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-seeds", action="store_true", help="crash at every point in every round, with three seeds")
-    parser.addoption("--long", action="store_true", help="tests and cases that are marked `long`, too")
+    parser.addoption("--short", action="store_true", help="leave out tests and cases that are marked `long`")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -71,12 +71,11 @@ def pytest_collection() -> Iterator[Any]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave long tests out, unless all are asked for or the command line names tests of its own."""
-    if config.getoption("--long") or any("::" in argument for argument in config.args):
-        return
-    left_out = long_tests(items)
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+    """Leave long tests out of a short run."""
+    if config.getoption("--short"):
+        left_out = long_tests(items)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.hookimpl(optionalhook=True)

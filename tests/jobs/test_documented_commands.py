@@ -39,7 +39,7 @@ COMMAND = re.compile(r"(python|ray|make|pip|hypha-ray|source|export|docker) .*")
 ELSEWHERE = {
     r"source \.venv/bin/activate|export RAY_AUTH_MODE=token": "the environment of every test",
     r"make demo.*|ray job submit .*|python -c \"from ray.job_submission.*": "tests/jobs/test_demo.py",
-    r"make (setup|check|lint|test|long).*": "what checks each change calls",
+    r"make (setup|check|lint|test).*": "what checks each change calls",
     r"ray start .*": "tests/jobs/conftest.py, tests/cluster/test_market.py and test_nodes.py",
     r"python jobs/diloco\.py @ job\.toml( --dry-run)?": "README.md, whose file asks for GPUs; see docs/quickstart.md",
     r"python jobs/diloco\.py (\[@ FILE|@ base\.toml).*": "the grammar of a command line: tests/unit/config",

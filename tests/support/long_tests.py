@@ -9,7 +9,7 @@ import pytest
 
 
 def long_tests(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Return the tests that only `--long` runs. Of each function, as many cases as its mark keeps aren't among them."""
+    """Return the tests that a short run leaves out; of each function, all but as many cases as its mark keeps."""
     cases_by_function: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("long") is not None:

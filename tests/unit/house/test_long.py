@@ -1,4 +1,4 @@
-"""Tests that only `--long` runs: which ones a real run leaves out."""
+"""Tests that are marked `long`: which ones a short run leaves out."""
 
 from __future__ import annotations
 
@@ -42,11 +42,10 @@ def passed(folder: Path, *arguments: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_long_tests_run_when_asked_for_or_named_and_some_of_their_cases_always(tmp_path: Path) -> None:
+def test_short_run_leaves_long_tests_out_and_keeps_some_of_their_cases(tmp_path: Path) -> None:
     cases = {f"test_some[{number}]" for number in range(5)}
-    assert passed(tmp_path) == {"test_short", "test_some[0]", "test_some[4]"}
-    assert passed(tmp_path, "--long") == {"test_short", "test_long", *cases}
-    assert passed(tmp_path, "test_file.py::test_long") == {"test_long"}
+    assert passed(tmp_path) == {"test_short", "test_long", *cases}
+    assert passed(tmp_path, "--short") == {"test_short", "test_some[0]", "test_some[4]"}
 
 
 @pytest.mark.parametrize(
