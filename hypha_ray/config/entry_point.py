@@ -28,7 +28,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -205,7 +205,7 @@ class Heartbeat:
                 self._speak()
 
 
-class Phases:
+class Phases(AbstractContextManager["Phases"]):
     """Says what a command does, unless that is done at once, and from time to time that it still does it.
 
     Args:
@@ -236,6 +236,9 @@ class Phases:
         """Time at which the current phase began."""
         self._is_said = False
         self._heartbeat: Heartbeat | None = None
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def begin(self, text: str) -> None:
         """Say that a phase begins, which ends the one before."""

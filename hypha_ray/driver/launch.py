@@ -78,8 +78,8 @@ def run_job(loaded_job: Loaded, job_name: str, check: Callable[[], None] | None 
     print_notes(loaded_job.notes)
     job, directory = name_run(loaded_job.job, job_name)
     interruption = InterruptionReport(job, directory)
-    with interruption.reported():
-        run_in(loaded_job, (job, directory), Phases(began_s=time.monotonic()), interruption, check=check)
+    with interruption.reported(), Phases(began_s=time.monotonic()) as phases:
+        run_in(loaded_job, (job, directory), phases, interruption, check=check)
     return directory.path
 
 

@@ -140,19 +140,16 @@ def rerun(folder: Path, words: Sequence[str], accepts_changes: bool, is_dry_run:
     from hypha_ray.history.overview import PROVENANCE, readable
     from hypha_ray.telemetry.sinks.files import read_json
 
-    phases = Phases()
-    phases.begin(f"comparing with {folder.name}")
-    provenance = read_json(folder / PROVENANCE)
-    with readable(folder / PROVENANCE):
-        name = job_name(provenance)
-        job_folder = job_folder_of(provenance)
-    try:
+    with Phases() as phases:
+        phases.begin(f"comparing with {folder.name}")
+        provenance = read_json(folder / PROVENANCE)
+        with readable(folder / PROVENANCE):
+            name = job_name(provenance)
+            job_folder = job_folder_of(provenance)
         arguments = arguments_of(folder, provenance, words)
         _become(name, arguments, job_folder)
         loaded_job = load([*arguments, "--dry-run"] if is_dry_run else arguments)
         changes = _changes(folder, provenance, loaded_job)
-    finally:
-        phases.end()
     print_notes(changes)
     if changes and not accepts_changes:
         problem = f"run {folder.name} can't be repeated as it was"

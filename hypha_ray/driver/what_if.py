@@ -154,9 +154,8 @@ def answers(
     folder = existing_run(run, None)
     fit = calibrate(folder)
     _check_budget(budget, fit, trials)
-    phases = Phases()
-    what_if = predict(fit, folder, trials, RunSizes(folder), lambda label: phases.begin(f"simulating: {label}"))
-    phases.end()
+    with Phases() as phases:
+        what_if = predict(fit, folder, trials, RunSizes(folder), lambda label: phases.begin(f"simulating: {label}"))
     if file is not None:
         write_rows(as_json(what_if), file)
     yield from lines(what_if, deadline_s, budget)
@@ -205,19 +204,18 @@ def advise(arguments: Sequence[str], doc: str | None) -> None:
     from hypha_ray.simulation.ladder import choose
 
     circumstances_of(options, job, ModelShape(1))  # What is wrong with a link is said before libraries are loaded.
-    phases = Phases()
-    phases.begin("counting the model's parameters")
-    circumstances = circumstances_of(options, job, _model_shape(options, job))
-    limits = replace(limits_of(job), total_steps=max(1, samples // global_batch(job)))
-    choice = choose(circumstances, limits, options.overhead)
-    proposed = proposals(job, circumstances, choice)
-    advised = _verified(of_job, proposed)
-    candidates = [
-        Candidate("proposed", choice.settings, with_proposals(job, proposed)),
-        Candidate("the job as it is", settings_of(job), job),
-    ]
-    compared = [compare(candidate, circumstances, options.seed, phases.begin) for candidate in candidates]
-    phases.end()
+    with Phases() as phases:
+        phases.begin("counting the model's parameters")
+        circumstances = circumstances_of(options, job, _model_shape(options, job))
+        limits = replace(limits_of(job), total_steps=max(1, samples // global_batch(job)))
+        choice = choose(circumstances, limits, options.overhead)
+        proposed = proposals(job, circumstances, choice)
+        advised = _verified(of_job, proposed)
+        candidates = [
+            Candidate("proposed", choice.settings, with_proposals(job, proposed)),
+            Candidate("the job as it is", settings_of(job), job),
+        ]
+        compared = [compare(candidate, circumstances, options.seed, phases.begin) for candidate in candidates]
     report = report_lines(circumstances, limits, options.overhead, not options.batch_s, choice, compared)
     print_notes(_overridden(advised, proposed))
     if options.json is not None:

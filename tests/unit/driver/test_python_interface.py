@@ -21,7 +21,7 @@ from hypha_ray.config.schema import Job
 from hypha_ray.driver import launch
 from hypha_ray.driver.evaluation import find_model
 from hypha_ray.driver.training import flagless, in_python
-from hypha_ray.errors import CheckpointError, ConfigError
+from hypha_ray.errors import CheckpointError, ConfigError, HyphaError
 from hypha_ray.history.report import report_of
 from hypha_ray.telemetry.sinks.files import NewRecords
 
@@ -407,3 +407,14 @@ def test_wrong_job_is_refused_before_anything_trains_in_the_background() -> None
         hypha_ray.train({"rounds": {"update_ronds": 3}}, wait=False)
     with pytest.raises(ConfigError):
         hypha_ray.train({}, wait=False)
+
+
+def test_error_of_a_training_ends_its_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook goes on after the error, and would be told once a minute that the check still goes on."""
+    monkeypatch.setenv("HYPHA_RAY_HOME", str(tmp_path))
+    before = set(threading.enumerate())
+    with pytest.raises(HyphaError, match=r"DATA001|no dataset"):
+        hypha_ray.train({**JOB, "dataset": {"path": str(tmp_path / "nothing")}})
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10.0)
+    assert "heartbeat" not in {thread.name for thread in set(threading.enumerate()) - before}
