@@ -30,6 +30,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hypha_ray.config import Job
 from hypha_ray.driver.ray_worker import MOST_BYTES, TAKEN
 from hypha_ray.errors import HyphaError
 from hypha_ray.files import uncollected
@@ -52,6 +53,41 @@ MODULES = ("hypha_ray.telemetry.plots", "matplotlib.backends.backend_agg", "matp
 """Modules that drawing needs."""
 _LOAD = ""
 """Order to load the modules; all other orders are the folders of runs."""
+ACTORS = (
+    "ray._private.workers.default_worker",
+    "ray.util.state",
+    "hypha_ray.data.actor",
+    "hypha_ray.model.lora",
+    "hypha_ray.scheduler.runtime.actor",
+    "hypha_ray.server.outer",
+    "hypha_ray.server.reduce",
+    "hypha_ray.store.actor",
+    "hypha_ray.telemetry.actor",
+    "hypha_ray.batch_size",
+    "hypha_ray.worker.loop",
+)
+"""Modules that actors need, with all that they import."""
+
+
+def load_libraries(job: Job) -> None:
+    """Load the modules of actors and of the job's model; the actors report modules that can't be loaded."""
+    with uncollected():
+        for name in (*ACTORS, *_model_modules(job)):
+            with suppress(ImportError):
+                import_module(name)
+
+
+def _model_modules(job: Job) -> list[str]:
+    """Modules with the job's model, as far as its configuration is on this machine."""
+    config = job.model.config or {}
+    if job.model.repository:
+        with suppress(OSError, ValueError):
+            file = Path(job.model.repository).expanduser() / "config.json"
+            config = json.loads(file.read_text(encoding="utf-8"))
+    model_type = str(config.get("model_type", "")).replace("-", "_")
+    if not model_type.isidentifier():
+        return []
+    return [f"transformers.models.{model_type}.modeling_{model_type}"]
 
 
 def fork_server(listener: socket.socket, driver: int) -> int | None:

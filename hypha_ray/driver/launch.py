@@ -22,7 +22,7 @@ from hypha_ray.driver.credentials import variables_in_use
 from hypha_ray.driver.data_source import DataSource, opened, run_copy
 from hypha_ray.driver.dataset_settings import length_note, with_classes, with_rounds, with_sample_tokens
 from hypha_ray.driver.earlier_runs import compare, is_done, keep_identity, last_round, settle, with_identity
-from hypha_ray.driver.forks import PlotService, draw_plots
+from hypha_ray.driver.forks import PlotService, draw_plots, load_libraries
 from hypha_ray.driver.preflight.checks import (
     advice,
     case_of,
@@ -37,7 +37,7 @@ from hypha_ray.driver.preflight.summary import summary_of_new, summary_of_resume
 from hypha_ray.driver.ray_cluster import connected, connecting
 from hypha_ray.driver.run_folders import name_run, no_run, with_run_name
 from hypha_ray.driver.run_provenance import record_devices, record_start, recorded_error
-from hypha_ray.driver.start import InterruptionReport, RayService, load_libraries
+from hypha_ray.driver.start import InterruptionReport, RayService
 from hypha_ray.files import uncollected
 from hypha_ray.market.auction import possible_nodes
 from hypha_ray.market.buyer import workers_to_hire

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hypha_ray.children import ListedActor
 from hypha_ray.driver.preflight.doctor import SHOWN_VERSIONS, CheckReport, CheckState, fail, machine_reports, note, ok
 from hypha_ray.driver.run_provenance import versions
-from hypha_ray.driver.start import signals_held
+from hypha_ray.driver.start import signals_held, sigterm_restored
 from hypha_ray.errors import AuthenticationError, ClusterError, HyphaError, first_line
 from hypha_ray.market.cluster import own_node
 from hypha_ray.telemetry.sinks.table import si
@@ -99,22 +96,22 @@ def connected(namespace: str, address_alone: str = "local", service: RayService 
         options["include_dashboard"] = False
     answers = _knock(address)
     _log_messages_of_ray()
-    try:
-        if service is not None:
-            options["address"] = service.address()
-            enable_token_auth_by_default()  # As for a Ray that ray.init starts.
-        ray.init(namespace=namespace, log_to_driver=False, logging_level="warning", **options)
-    except Exception as error:  # Ray raises a plain exception for a node that doesn't start in time.
-        raise _no_cluster(address, error, answers) from None
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ray has just installed its own.
-    try:
-        yield
-    finally:
-        with signals_held():  # Half disconnected, Ray's client would end this process with a code of its own.
-            ray.shutdown()
+    with sigterm_restored() as restore_sigterm:
+        try:
             if service is not None:
-                service.end()
+                options["address"] = service.address()
+                enable_token_auth_by_default()  # As for a Ray that ray.init starts.
+            ray.init(namespace=namespace, log_to_driver=False, logging_level="warning", **options)
+        except Exception as error:  # Ray raises a plain exception for a node that doesn't start in time.
+            raise _no_cluster(address, error, answers) from None
+        restore_sigterm()  # Ray has just installed its own.
+        try:
+            yield
+        finally:
+            with signals_held():  # Half disconnected, Ray's client would end this process with a code of its own.
+                ray.shutdown()
+                if service is not None:
+                    service.end()
 
 
 def _is_not_about_signals(record: logging.LogRecord) -> bool:

@@ -14,11 +14,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from hypha_ray.bridge.paths import LOCAL_RAY, Scratch, sweep
 from hypha_ray.config import Job
@@ -29,7 +29,6 @@ from hypha_ray.driver.ray_head import LATER
 from hypha_ray.driver.ray_worker import SOCKET
 from hypha_ray.driver.run_folders import check_places, name_run
 from hypha_ray.errors import HyphaError
-from hypha_ray.files import uncollected
 from hypha_ray.store.directory import RunDirectory, runs
 from hypha_ray.texts import redacted
 
@@ -39,20 +38,6 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 """Signals that end a job."""
 END_S = 10.0
 """Longest wait for the end of Ray's processes, in seconds; then they are killed."""
-ACTORS = (
-    "ray._private.workers.default_worker",
-    "ray.util.state",
-    "hypha_ray.data.actor",
-    "hypha_ray.model.lora",
-    "hypha_ray.scheduler.runtime.actor",
-    "hypha_ray.server.outer",
-    "hypha_ray.server.reduce",
-    "hypha_ray.store.actor",
-    "hypha_ray.telemetry.actor",
-    "hypha_ray.batch_size",
-    "hypha_ray.worker.loop",
-)
-"""Modules that actors need, with all that they import."""
 
 
 def program() -> list[str]:
@@ -113,23 +98,15 @@ class InterruptionReport:
         """
         early_signals: list[int] = []
         """Signals that came before the report could be made."""
-        old_handlers = {
-            signal_number: signal.signal(signal_number, lambda number, _: early_signals.append(number))
-            for signal_number in ENDING
-        }
-        try:
+        with _handled_by(lambda number, _: early_signals.append(number)):
             # The report needs these modules, so they are loaded before anything can be half loaded.
             import hypha_ray.store.commits
             import hypha_ray.store.restore_point  # noqa: F401
 
-            for signal_number in ENDING:
-                signal.signal(signal_number, self._end)
-            if early_signals:
-                self._end(early_signals[0], None)
-            yield
-        finally:
-            for signal_number, handler in old_handlers.items():
-                signal.signal(signal_number, handler)
+            with _handled_by(self._end):
+                if early_signals:
+                    self._end(early_signals[0], None)
+                yield
 
     def _end(self, signal_number: int, _: object) -> None:
         """Report a signal and end the process."""
@@ -165,30 +142,58 @@ class InterruptionReport:
 
 
 @contextmanager
+def _handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Let a function handle Ctrl-C and SIGTERM inside, and the handlers of before again afterwards."""
+    old_handlers = {number: signal.signal(number, handler) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, old_handler in old_handlers.items():
+            signal.signal(number, old_handler)
+
+
+@contextmanager
 def signals_held() -> Iterator[None]:
     """Let the first Ctrl-C or SIGTERM wait for the end of the code inside. A second one doesn't wait."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     held_signals: list[int] = []
-    old_handlers = {number: signal.getsignal(number) for number in ENDING}
+    with ExitStack() as stack:
 
-    def restore() -> None:
-        for number, handler in old_handlers.items():
-            signal.signal(number, handler)
+        def hold(number: int, _: object) -> None:
+            held_signals.append(number)
+            stack.close()
 
-    def hold(number: int, _: object) -> None:
-        held_signals.append(number)
-        restore()
-
-    for number in ENDING:
-        signal.signal(number, hold)
-    try:
+        stack.enter_context(_handled_by(hold))
         yield
-    finally:
-        restore()
     for held_signal in held_signals:
         signal.raise_signal(held_signal)
+
+
+@contextmanager
+def sigterm_restored() -> Iterator[Callable[[], None]]:
+    """Restore the handler of SIGTERM at the end, and when the yielded function is called: other code replaces it.
+
+    In between, a process without a handler of its own ends by an exception, so that it cleans up.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    own_handler = signal.getsignal(signal.SIGTERM)
+    handler = _end_by_exception if own_handler in {None, signal.SIG_DFL} else own_handler
+
+    def restore() -> None:
+        signal.signal(signal.SIGTERM, handler)
+
+    try:
+        yield restore
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if own_handler is None else own_handler)
+
+
+def _end_by_exception(*_: object) -> None:
+    sys.exit(TERMINATED)
 
 
 def interruption_of_command(job: Job, directory: RunDirectory, has_name: bool) -> InterruptionReport:
@@ -196,7 +201,7 @@ def interruption_of_command(job: Job, directory: RunDirectory, has_name: bool) -
 
     From now on SIGTERM ends this process by an exception, as Ctrl-C does.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    signal.signal(signal.SIGTERM, _end_by_exception)
     command = [*program(), *sys.argv[1:]]
     resume = command if has_name else [*program(), "--resume", str(directory.path)]
     return InterruptionReport(job, directory, command, resume)
@@ -424,24 +429,3 @@ def _read_by_ray(head: int) -> dict[str, str]:
     A worker ends if the raylet's process has. The head stands in for that, because it ends with the raylet.
     """
     return {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": str(head)}
-
-
-def load_libraries(job: Job) -> None:
-    """Load the modules of actors and of the job's model; the actors report modules that can't be loaded."""
-    with uncollected():
-        for name in (*ACTORS, *_model_modules(job)):
-            with suppress(ImportError):
-                import_module(name)
-
-
-def _model_modules(job: Job) -> list[str]:
-    """Modules with the job's model, as far as its configuration is on this machine."""
-    config = job.model.config or {}
-    if job.model.repository:
-        with suppress(OSError, ValueError):
-            file = Path(job.model.repository).expanduser() / "config.json"
-            config = json.loads(file.read_text(encoding="utf-8"))
-    model_type = str(config.get("model_type", "")).replace("-", "_")
-    if not model_type.isidentifier():
-        return []
-    return [f"transformers.models.{model_type}.modeling_{model_type}"]

@@ -27,7 +27,7 @@ SERVER = """
     import hypha_ray.driver.launch
     from hypha_ray.config import Job
     from hypha_ray.driver.forks import fork_server
-    from hypha_ray.driver.start import load_libraries
+    from hypha_ray.driver.forks import load_libraries
     load_libraries(Job.model_validate({"model": {"config": {"model_type": "llama"}}}))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(sys.argv[1])

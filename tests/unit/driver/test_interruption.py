@@ -14,7 +14,7 @@ import pytest
 
 from hypha_ray.config import Job
 from hypha_ray.config.training import Checkpoint
-from hypha_ray.driver.start import TERMINATED, InterruptionReport, own_command
+from hypha_ray.driver.start import TERMINATED, InterruptionReport, own_command, sigterm_restored
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.directory import RunDirectory
 from tests.support.store_bench import ask
@@ -139,3 +139,45 @@ def test_command_is_what_a_user_typed_without_secrets(
     monkeypatch.setattr(sys, "argv", [script, *arguments])
     monkeypatch.setattr(sys, "orig_argv", [*words, *arguments])
     assert own_command() == expected
+
+
+def test_handler_of_sigterm_that_a_library_replaces_is_there_during_a_training_and_after_it() -> None:
+    """As that of a service, which calls `hypha_ray.train`: Ray's client installs one of its own as it connects."""
+    calls: list[str] = []
+    old_handler = signal.signal(signal.SIGTERM, lambda *_: calls.append("own"))
+    try:
+        with sigterm_restored() as restore:
+            signal.signal(signal.SIGTERM, lambda *_: calls.append("library's"))
+            signal.raise_signal(signal.SIGTERM)
+            restore()
+            signal.raise_signal(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, lambda *_: calls.append("library's"))
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, old_handler)
+    assert calls == ["library's", "own", "own"]
+
+
+def test_process_without_a_handler_of_sigterm_ends_by_an_exception_during_a_training_alone() -> None:
+    old_handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with sigterm_restored() as restore:
+            restore()
+            with pytest.raises(SystemExit) as raised:
+                signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, old_handler)
+    assert raised.value.code == TERMINATED
+
+
+def test_ignored_sigterm_stays_ignored() -> None:
+    old_handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with sigterm_restored() as restore:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            restore()
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, old_handler)
