@@ -36,6 +36,8 @@ TERMINATED = 143
 """Exit status after SIGTERM."""
 ENDING = (signal.SIGINT, signal.SIGTERM)
 """Signals that end a job."""
+_sigterm_came = threading.Event()
+"""Whether SIGTERM is ending this process by an exception."""
 END_S = 10.0
 """Longest wait for the end of Ray's processes, in seconds; then they are killed."""
 
@@ -86,9 +88,10 @@ class InterruptionReport:
             self._report()
             raise
         except SystemExit as end:
-            if end.code == TERMINATED:
-                self._report()
-            raise
+            if end.code != TERMINATED and not _sigterm_came.is_set():
+                raise
+            self._report()
+            raise SystemExit(TERMINATED) from None
 
     @contextmanager
     def ending_at_once(self) -> Iterator[None]:
@@ -175,7 +178,8 @@ def signals_held() -> Iterator[None]:
 def sigterm_restored() -> Iterator[Callable[[], None]]:
     """Restore the handler of SIGTERM at the end, and when the yielded function is called: other code replaces it.
 
-    In between, a process without a handler of its own ends by an exception, so that it cleans up.
+    In between, a process without a handler of its own ends by an exception, so that it cleans up. Ray's client raises
+    another one if that comes inside of its calls, with exit status 1: the end of the context mends the status.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -186,13 +190,19 @@ def sigterm_restored() -> Iterator[Callable[[], None]]:
     def restore() -> None:
         signal.signal(signal.SIGTERM, handler)
 
+    _sigterm_came.clear()
     try:
         yield restore
+    except SystemExit:
+        if _sigterm_came.is_set():
+            raise SystemExit(TERMINATED) from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if own_handler is None else own_handler)
 
 
 def _end_by_exception(*_: object) -> None:
+    _sigterm_came.set()
     sys.exit(TERMINATED)
 
 

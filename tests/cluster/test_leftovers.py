@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ from ray.util import list_named_actors
 from ray.util.placement_group import placement_group, placement_group_table
 
 from hypha_ray.driver.attempts import end_leftovers
+from hypha_ray.driver.start import TERMINATED, sigterm_restored
 from hypha_ray.errors import ClusterError
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -117,3 +120,23 @@ def test_leftovers_that_are_to_be_kept_are_left_with_their_leases() -> None:
     assert ray.get(kept.pid.remote()) == pid
     end_leftovers("kept")
     assert names("kept") == [] and groups("kept") == []
+
+
+def test_sigterm_while_ray_waits_has_its_own_exit_status() -> None:
+    """Ray's client turns the exception of the handler into one of status 1."""
+
+    @ray.remote(num_cpus=0)
+    def rests() -> None:
+        time.sleep(600.0)
+
+    old_handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    task = rests.remote()
+    try:
+        with pytest.raises(SystemExit) as raised, sigterm_restored() as restore:
+            restore()
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            ray.wait([task], timeout=60.0)
+        assert raised.value.code == TERMINATED
+    finally:
+        signal.signal(signal.SIGTERM, old_handler)
+        ray.cancel(task, force=True)

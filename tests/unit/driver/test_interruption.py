@@ -171,6 +171,28 @@ def test_process_without_a_handler_of_sigterm_ends_by_an_exception_during_a_trai
     assert raised.value.code == TERMINATED
 
 
+def test_status_that_a_library_changes_on_the_way_is_that_of_sigterm_and_the_run_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ray's client raises another `SystemExit` if the signal comes while it waits."""
+    old_handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        report = interruption(run_of(tmp_path / "a", 2))
+        with pytest.raises(SystemExit) as raised, sigterm_restored() as restore, report.reported():
+            restore()
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except SystemExit:
+                raise SystemExit(1) from None
+        assert raised.value.code == TERMINATED
+        assert capsys.readouterr().err.startswith("stopped after round 2 of 10")
+        with pytest.raises(SystemExit) as raised, sigterm_restored():
+            raise SystemExit(1)
+        assert raised.value.code == 1
+    finally:
+        signal.signal(signal.SIGTERM, old_handler)
+
+
 def test_ignored_sigterm_stays_ignored() -> None:
     old_handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
