@@ -206,7 +206,7 @@ def test_death_and_silence_of_the_auction_cost_nothing(corpus: Path, tmp_path: P
     runs = [Running(bidder(name, 10, 1, LONG, corpus), corpus, tmp_path) for name in ("one", "two")]
     runs[0].until(lambda: held("one") == held("two") == 1)
     before = created()
-    for _ in range(4):
+    for _ in range(10):
         pid = auction_pid()
         os.kill(pid, signal.SIGKILL)
         runs[0].until(lambda pid=pid: auction_pid() != pid)  # type: ignore[misc]
