@@ -73,9 +73,9 @@ def pytest_collection() -> Iterator[Any]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave long tests out of a short run."""
     if config.getoption("--short"):
-        left_out = long_tests(items)
+        left_out = set(long_tests(items))
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(optionalhook=True)

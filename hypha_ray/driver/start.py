@@ -185,12 +185,12 @@ def sigterm_restored() -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     own_handler = signal.getsignal(signal.SIGTERM)
-    handler = _end_by_exception if own_handler in {None, signal.SIG_DFL} else own_handler
+    has_own = own_handler is not None and own_handler is not signal.SIG_DFL
+    handler = own_handler if has_own else _end_by_exception
 
     def restore() -> None:
         signal.signal(signal.SIGTERM, handler)
 
-    _sigterm_came.clear()
     try:
         yield restore
     except SystemExit:
@@ -198,6 +198,7 @@ def sigterm_restored() -> Iterator[Callable[[], None]]:
             raise SystemExit(TERMINATED) from None
         raise
     finally:
+        _sigterm_came.clear()
         signal.signal(signal.SIGTERM, signal.SIG_DFL if own_handler is None else own_handler)
 
 

@@ -11,14 +11,17 @@ import pytest
 def long_tests(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return the tests that a short run leaves out; of each function, all but as many cases as its mark keeps."""
     cases_by_function: dict[str, list[pytest.Item]] = defaultdict(list)
+    keep_by_function: dict[str, int] = {}
     for item in items:
-        if item.get_closest_marker("long") is not None:
-            cases_by_function[item.nodeid.partition("[")[0]].append(item)
+        mark = item.get_closest_marker("long")
+        if mark is not None:
+            function = item.nodeid.partition("[")[0]
+            cases_by_function[function].append(item)
+            keep_by_function[function] = mark.kwargs.get("keep", 0)
     left_out: list[pytest.Item] = []
-    for cases in cases_by_function.values():
-        mark = cases[0].get_closest_marker("long")
-        kept = spread(len(cases), mark.kwargs.get("keep", 0) if mark is not None else 0)
-        left_out += [case for number, case in enumerate(cases) if number not in kept]
+    for function, cases in cases_by_function.items():
+        kept_numbers = spread(len(cases), keep_by_function[function])
+        left_out += [case for number, case in enumerate(cases) if number not in kept_numbers]
     return left_out
 
 

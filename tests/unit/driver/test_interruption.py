@@ -193,6 +193,25 @@ def test_status_that_a_library_changes_on_the_way_is_that_of_sigterm_and_the_run
         signal.signal(signal.SIGTERM, old_handler)
 
 
+def test_handler_of_sigterm_may_be_any_object_that_can_be_called() -> None:
+    class Flag(list[int]):
+        """As a list, it has no hash."""
+
+        def __call__(self, number: int, _: object) -> None:
+            self.append(number)
+
+    flag = Flag()
+    old_handler = signal.signal(signal.SIGTERM, flag)
+    try:
+        with sigterm_restored() as restore:
+            restore()
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is flag
+    finally:
+        signal.signal(signal.SIGTERM, old_handler)
+    assert flag == [signal.SIGTERM]
+
+
 def test_ignored_sigterm_stays_ignored() -> None:
     old_handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:

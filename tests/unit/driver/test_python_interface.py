@@ -413,7 +413,7 @@ def test_error_of_a_training_ends_its_signs_of_life(tmp_path: Path, monkeypatch:
     """A notebook goes on after the error, and would be told once a minute that the check still goes on."""
     monkeypatch.setenv("HYPHA_RAY_HOME", str(tmp_path))
     before = set(threading.enumerate())
-    with pytest.raises(HyphaError, match=r"DATA001|no dataset"):
+    with pytest.raises(HyphaError, match="DATA001"):
         hypha_ray.train({**JOB, "dataset": {"path": str(tmp_path / "nothing")}})
     for thread in set(threading.enumerate()) - before:
         thread.join(10.0)
