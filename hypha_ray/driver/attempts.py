@@ -53,6 +53,10 @@ class SchedulerLost(Exception):
     """End of an attempt that another may follow: its scheduler died or fell silent, or an object was lost."""
 
 
+class CallLost(SchedulerLost):
+    """End of an attempt by a call that was lost on its way. The scheduler may live, so this is no sign of its death."""
+
+
 def records(
     job: Job, run: str, directory: RunDirectory, source: DataSource, check: Callable[[], None] | None = None
 ) -> Generator[dict[str, Any], None, None]:
@@ -126,6 +130,9 @@ def _attempts(
             text = pause.what
         except (SchedulerLost, LostError) as lost:
             cause = lost.what if isinstance(lost, LostError) else "the scheduler died"
+            if isinstance(lost, CallLost):
+                cause = "a call was lost"
+                without_step -= 1
             text = f"{cause}; going on from the last commit"
             log.warning("%s: %s", cause, lost)
             control.wait()
@@ -163,7 +170,7 @@ def _attempt(
     except RayTaskError as error:
         raise _driver_error(error) from None
     except RayError as error:
-        raise SchedulerLost(_error_text(error)) from None
+        raise _lost(error) from None
     finally:
         ray.kill(scheduler)
 
@@ -213,7 +220,13 @@ def _driver_error(error: RayTaskError) -> Exception:
         cause = cause.cause
     if isinstance(cause, HyphaError):
         return cause
-    return SchedulerLost(_error_text(cause)) if isinstance(cause, RayError) else error
+    return _lost(cause) if isinstance(cause, RayError) else error
+
+
+def _lost(error: RayError) -> SchedulerLost:
+    """End of an attempt for an error of Ray."""
+    kind = CallLost if isinstance(error, ActorUnavailableError) else SchedulerLost
+    return kind(_error_text(error))
 
 
 def _error_text(error: Exception) -> str:

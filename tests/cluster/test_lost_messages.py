@@ -14,7 +14,6 @@ LOST = 6
 
 
 @pytest.mark.parametrize("what", ["req", "resp"])
-@pytest.mark.long
 def test_lost_calls_cost_no_round_and_no_sample(
     what: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
