@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -164,7 +165,7 @@ class ByteEncoder:
     @property
     def rules(self) -> TokenRules:
         """No begin, and one end."""
-        return token_rules(byte_tokenizer(), [self.END])
+        return TokenRules((), (self.END,), vocabulary_size(byte_tokenizer()))
 
     @property
     def advice(self) -> str:
@@ -216,7 +217,7 @@ class TokenizerEncoder:
     @property
     def rules(self) -> TokenRules:
         """The begin that the tokenizer puts before a text, and its end token."""
-        return token_rules(self._tokenizer, [self._end])
+        return TokenRules(self._begin, (self._end,), vocabulary_size(self._tokenizer))
 
     @property
     def advice(self) -> str:
@@ -241,25 +242,6 @@ def require_end(tokenizer: Any, name: str) -> int:
         fix = "give it an eos_token and save it, or choose another"
         raise ConfigError("PREP002", f"tokenizer {name!r} has no token for the end of a document", fix=fix)
     return int(end)
-
-
-def require_fast(tokenizer: Any, name: str) -> None:
-    """Refuse a tokenizer that doesn't know the characters and words of a token.
-
-    Raises:
-        ConfigError: it is written in Python.
-
-    """
-    if not tokenizer.is_fast:
-        fix = "choose one with a tokenizer.json, or byte for ByT5's"
-        raise ConfigError("PREP010", f"tokenizer {name!r} doesn't tell the characters of a token", fix=fix)
-
-
-def padding_of(tokenizer: Any, name: str) -> int:
-    """The token for padding: the tokenizer's own, otherwise its end token."""
-    if tokenizer.pad_token_id is None:
-        return require_end(tokenizer, name)
-    return int(tokenizer.pad_token_id)
 
 
 def save_preprocessor(preprocessor: Any, folder: Path) -> None:
@@ -297,7 +279,52 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
         raise ConfigError("PREP006", f"tokenizer {name!r} can't be loaded", got, fix=fix) from error
 
 
-def tokenizer_of(options: PrepareOptions, texts: Iterable[str]) -> Any:
+@dataclass(frozen=True, slots=True)
+class DatasetTokenizer:
+    """The tokenizer of the samples of a dataset."""
+
+    base: Any
+    """The tokenizer of transformers."""
+    options: PrepareOptions
+    """Options of the dataset."""
+    begin: tuple[int, ...]
+    """Ids that it puts before a text, such as ``<s>``; empty if there are none."""
+    end: int
+    """Token for the end of a text."""
+    padding: int
+    """Token for padding: its own, otherwise the end."""
+
+    @property
+    def name(self) -> str:
+        """Name on the hub, folder, ``byte`` or ``characters``."""
+        return self.options.tokenizer
+
+    def require_fast(self) -> None:
+        """Refuse a tokenizer that doesn't know the characters and words of a token.
+
+        Raises:
+            ConfigError: it is written in Python.
+
+        """
+        if not self.base.is_fast:
+            fix = "choose one with a tokenizer.json, or byte for ByT5's"
+            raise ConfigError("PREP010", f"tokenizer {self.name!r} doesn't tell the characters of a token", fix=fix)
+
+    def rules(self, ends: Iterable[int]) -> TokenRules:
+        """Rules of samples with these tokens at the ends of texts and answers."""
+        template_sha256 = None
+        if self.options.is_templated:
+            template = str(self.base.get_chat_template(None, None))  # It is taken for chats without tools.
+            template_sha256 = hashlib.sha256(template.encode()).hexdigest()
+        size = vocabulary_size(self.base)
+        return TokenRules(self.begin, tuple(ends), size, template_sha256, self.options.system)
+
+    def save(self, folder: Path) -> PreprocessorInfo:
+        """Save the tokenizer below the folder of the dataset."""
+        return save_tokenizer(self.base, folder, self.name, self.options.tokenizer_revision)
+
+
+def dataset_tokenizer(options: PrepareOptions, texts: Iterable[str]) -> DatasetTokenizer:
     """The tokenizer that the options name, with an end token, and with a chat template if the options need one.
 
     Args:
@@ -316,7 +343,7 @@ def tokenizer_of(options: PrepareOptions, texts: Iterable[str]) -> Any:
         tokenizer = character_tokenizer(itertools.chain(texts, [template or ""]))
     else:
         tokenizer = as_fast(load_tokenizer(options.tokenizer, options.tokenizer_revision))
-    require_end(tokenizer, options.tokenizer)
+    end = require_end(tokenizer, options.tokenizer)
     if template is not None:
         tokenizer.chat_template = template
     if options.is_templated and not tokenizer.chat_template:
@@ -324,7 +351,8 @@ def tokenizer_of(options: PrepareOptions, texts: Iterable[str]) -> Any:
         raise DataError("DATA034", f"tokenizer {options.tokenizer!r} has no chat template", fix=fix)
     if options.is_templated:
         _require_default_template(tokenizer, options.tokenizer)
-    return tokenizer
+    padding = end if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+    return DatasetTokenizer(tokenizer, options, begin_of(tokenizer), end, padding)
 
 
 def _require_default_template(tokenizer: Any, name: str) -> None:
@@ -373,25 +401,6 @@ def load_encoder(name: str, revision: str | None, texts: Callable[[], Iterable[s
     if name == "characters":
         return TokenizerEncoder(character_tokenizer(texts()), name, revision)
     return TokenizerEncoder(load_tokenizer(name, revision), name, revision)
-
-
-def token_rules(
-    tokenizer: Any, ends: Iterable[int], *, templated: bool = False, system: str | None = None
-) -> TokenRules:
-    """Rules of samples that a tokenizer has made.
-
-    Args:
-        tokenizer: the tokenizer.
-        ends: ids that end texts and answers.
-        templated: whether samples have gone through its chat template.
-        system: system message that was put before chats without one; None: none.
-
-    """
-    template_sha256 = None
-    if templated:
-        template = str(tokenizer.get_chat_template(None, None))  # The one that is taken for chats without tools.
-        template_sha256 = hashlib.sha256(template.encode()).hexdigest()
-    return TokenRules(begin_of(tokenizer), tuple(ends), vocabulary_size(tokenizer), template_sha256, system)
 
 
 def begin_of(tokenizer: Any) -> tuple[int, ...]:

@@ -19,20 +19,11 @@ another text. Jobs check that the model does so. Tensors of packed chats are int
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from hypha_ray.data.encoders import (
-    begin_of,
-    ends_among,
-    padding_of,
-    require_end,
-    require_fast,
-    save_tokenizer,
-    token_rules,
-    tokenizer_of,
-)
+from hypha_ray.data.encoders import DatasetTokenizer, dataset_tokenizer, ends_among
 from hypha_ray.data.kinds.chat_templates import (
     ChatTemplate,
     count_lost_thoughts,
@@ -66,27 +57,26 @@ def write_chats(options: PrepareOptions, writer: SliceWriter, report: Report, ac
 
     """
     answered_chats = list(_answered(chats(options, account), account))
-    tokenizer = tokenizer_of(options, _texts(answered_chats))
-    require_fast(tokenizer, options.tokenizer)
+    tokenizer = dataset_tokenizer(options, _texts(answered_chats))
+    tokenizer.require_fast()
     encoded = list(encoded_chats(tokenizer, answered_chats, options, report, account))
     samples = list(_fitting(encoded, options.seq_len, account))
     if not samples:
         fix = "raise --seq-len" if answered_chats else "name another --source, or other columns"
         raise no_samples("chats with an answer", options, account, fix)
     writer.tokens = answer_rules(tokenizer, encoded, options, account)
-    padding = padding_of(tokenizer, options.tokenizer)
     longest = max(len(sample.ids) for sample in samples)
     keys = [sample.ids.tobytes() + sample.scored.tobytes() for sample in samples]
     splits = split(keys, options, account, "chats")
 
     def load(rows: Rows) -> Arrays:
-        return _arrays([samples[row] for row in rows], longest, padding)
+        return _arrays([samples[row] for row in rows], longest, tokenizer.padding)
 
     if options.pack:
-        write_packed(samples, splits, options, padding, writer)
+        write_packed(samples, splits, options, tokenizer.padding, writer)
     else:
         write_split(splits, load, options.samples_per_slice, writer)
-    return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
+    return tokenizer.save(writer.folder)
 
 
 def _answered(all_chats: Iterable[Chat], account: Account) -> Iterator[Chat]:
@@ -109,14 +99,12 @@ def _texts(all_chats: Iterable[Chat]) -> Iterator[str]:
 
 
 def encoded_chats(
-    tokenizer: Any, all_chats: Sequence[Chat], options: PrepareOptions, report: Report, account: Account
+    tokenizer: DatasetTokenizer, all_chats: Sequence[Chat], options: PrepareOptions, report: Report, account: Account
 ) -> Iterator[ScoredTokens]:
     """Tokens of chats, rendered by the template; without one, of prompt and completion with an end token."""
     templated = options.is_templated
-    template = ChatTemplate(tokenizer, options.tokenizer)
-    end = require_end(tokenizer, options.tokenizer)
-    begin = begin_of(tokenizer)
-    texts_tokenizer = TextTokenizer(tokenizer, literal=not templated)
+    template = ChatTemplate(tokenizer.base, tokenizer.name)
+    texts_tokenizer = TextTokenizer(tokenizer.base, literal=not templated)
     for start in range(0, len(all_chats), _AT_ONCE):
         batch = all_chats[start : start + _AT_ONCE]
         texts = [template.rendered(chat) if templated else _plain(chat) for chat in batch]
@@ -127,7 +115,7 @@ def encoded_chats(
         if templated:
             _leave_out_unrendered(template, batch, texts, account)
         for sample in texts_tokenizer.tokenized(texts):
-            yield sample if templated else _framed(sample, begin, end)
+            yield sample if templated else _framed(sample, tokenizer.begin, tokenizer.end)
         report("chats", len(batch))
     if template.unopened:
         unopened_text = amount_text(template.unopened, "answers")
@@ -185,22 +173,22 @@ def _framed(sample: ScoredTokens, begin: Sequence[int], end: int) -> ScoredToken
 
 
 def answer_rules(
-    tokenizer: Any, samples: Sequence[ScoredTokens], options: PrepareOptions, account: Account
+    tokenizer: DatasetTokenizer, samples: Sequence[ScoredTokens], options: PrepareOptions, account: Account
 ) -> TokenRules:
     """Rules of the samples. Answers without an end are noted, since a trained model won't stop behind them."""
     if options.is_templated:
-        note_date(tokenizer, account)
+        note_date(tokenizer.base, account)
     last_ids: list[int] = []
     for sample in samples:
         last_ids += _last_scored(sample)
-    ends = ends_among(tokenizer, last_ids)
+    ends = ends_among(tokenizer.base, last_ids)
     endless_count = sum(token_id not in ends for token_id in last_ids)
     if endless_count == len(last_ids):
         account.note("no answer ends in a special token, so a trained model won't stop: choose another --chat-template")
     elif endless_count:
         endings_text = f"{amount_text(endless_count, 'answers')} of {len(last_ids):,} end in no special token"
         account.note(f"{endings_text}, so a trained model may not stop: choose another --chat-template")
-    return token_rules(tokenizer, ends, templated=options.is_templated, system=options.system)
+    return tokenizer.rules(ends)
 
 
 def _last_scored(sample: ScoredTokens) -> list[int]:

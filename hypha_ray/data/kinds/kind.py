@@ -21,7 +21,7 @@ from typing import IO, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hypha_ray.data.encoders import require_end, save_tokenizer, token_rules, tokenizer_of
+from hypha_ray.data.encoders import dataset_tokenizer
 from hypha_ray.data.manifest import ClassInfo, Modality, PreprocessorInfo, TensorInfo, TokenRules
 from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import Account
@@ -184,8 +184,8 @@ def _write(
     account.documents = len(rows)
     if not rows:
         raise no_samples("rows", options, account, "name another --source")
-    tokenizer = tokenizer_of(options, _texts(rows))
-    samples = _samples(name, function, rows, tokenizer)
+    tokenizer = dataset_tokenizer(options, _texts(rows))
+    samples = _samples(name, function, rows, tokenizer.base)
     report("samples", len(samples))
     keys = []
     for sample in samples:
@@ -201,8 +201,8 @@ def _write(
     write_split(splits, load, options.samples_per_slice, writer)
     if "input_ids" not in samples[0]:
         return None
-    writer.tokens = token_rules(tokenizer, [require_end(tokenizer, options.tokenizer)])
-    return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
+    writer.tokens = tokenizer.rules([tokenizer.end])
+    return tokenizer.save(writer.folder)
 
 
 class _RowReader:

@@ -26,14 +26,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hypha_ray.data.encoders import (
-    Tokens,
-    padding_of,
-    require_fast,
-    save_tokenizer,
-    token_rules,
-    tokenizer_of,
-)
+from hypha_ray.data.encoders import Tokens, dataset_tokenizer
 from hypha_ray.data.kinds.kind import Kind, Report, Rows, SliceWriter, no_samples, split, write_split
 from hypha_ray.data.manifest import ClassInfo, PreprocessorInfo
 from hypha_ray.data.options import PrepareOptions
@@ -90,10 +83,10 @@ def write_texts(options: PrepareOptions, writer: SliceWriter, report: Report, ac
     if not texts:
         raise no_samples("labelled texts", options, account, "name another --source, or other columns")
     kind = _common_kind(texts)
-    tokenizer = tokenizer_of(options, _characters(texts))
-    require_fast(tokenizer, options.tokenizer)
+    tokenizer = dataset_tokenizer(options, _characters(texts))
+    tokenizer.require_fast()
     if options.second_column is not None:
-        _require_separator(tokenizer, kind, options)
+        _require_separator(tokenizer.base, kind, options)
     numbers = list[float]()
     labels = list[Label]()
     for text in texts:
@@ -105,22 +98,22 @@ def write_texts(options: PrepareOptions, writer: SliceWriter, report: Report, ac
         require_different(numbers, options.source)
     else:
         writer.classes = classes_of(labels, class_names, kind == "several", options.source)
-    samples = list(_encoded(tokenizer, texts, writer.classes, options, report, account))
+    samples = list(_encoded(tokenizer.base, texts, writer.classes, options, report, account))
     splits = split([sample.ids.tobytes() for sample in samples], options, account, "texts")
     form = _TensorForm(
         length=max(len(sample.ids) for sample in samples),
-        padding=padding_of(tokenizer, options.tokenizer),
-        has_types=options.second_column is not None and "token_type_ids" in tokenizer.model_input_names,
+        padding=tokenizer.padding,
+        has_types=options.second_column is not None and "token_type_ids" in tokenizer.base.model_input_names,
         # XLNet classifies by the last token, which must not be padding.
-        pads_left=samples[0].ids[-1] == tokenizer.cls_token_id,
+        pads_left=samples[0].ids[-1] == tokenizer.base.cls_token_id,
     )
 
     def load(rows: Rows) -> Arrays:
         return _arrays([samples[row] for row in rows], form)
 
     write_split(splits, load, options.samples_per_slice, writer)
-    writer.tokens = token_rules(tokenizer, [])
-    return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
+    writer.tokens = tokenizer.rules([])
+    return tokenizer.save(writer.folder)
 
 
 def _common_kind(texts: Sequence[LabelledText]) -> LabelKind:

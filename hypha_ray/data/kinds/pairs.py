@@ -13,15 +13,7 @@ from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
-from hypha_ray.data.encoders import (
-    Tokens,
-    padding_of,
-    require_end,
-    require_fast,
-    save_tokenizer,
-    token_rules,
-    tokenizer_of,
-)
+from hypha_ray.data.encoders import DatasetTokenizer, Tokens, dataset_tokenizer
 from hypha_ray.data.kinds.kind import Kind, Report, Rows, SliceWriter, no_samples, split, write_split
 from hypha_ray.data.manifest import PreprocessorInfo
 from hypha_ray.data.options import PrepareOptions
@@ -114,11 +106,10 @@ def write_pairs(options: PrepareOptions, writer: SliceWriter, report: Report, ac
     all_pairs = list(pairs(options, account))
     if not all_pairs:
         raise no_samples("pairs", options, account, "name another --source, or other columns")
-    tokenizer = tokenizer_of(options, itertools.chain.from_iterable(all_pairs))
-    require_fast(tokenizer, options.tokenizer)
+    tokenizer = dataset_tokenizer(options, itertools.chain.from_iterable(all_pairs))
+    tokenizer.require_fast()
     samples = list(_encoded(tokenizer, all_pairs, options, report, account))
     splits = split([sample.source.tobytes() for sample in samples], options, account, "pairs")
-    padding = padding_of(tokenizer, options.tokenizer)
     source_length = max(len(sample.source) for sample in samples)
     target_length = max(len(sample.target) for sample in samples)
 
@@ -126,29 +117,28 @@ def write_pairs(options: PrepareOptions, writer: SliceWriter, report: Report, ac
         sources = [samples[row].source for row in rows]
         targets = [samples[row].target for row in rows]
         return {
-            "input_ids": _padded(sources, source_length, padding),
+            "input_ids": _padded(sources, source_length, tokenizer.padding),
             "attention_mask": _padded(list(map(np.ones_like, sources)), source_length, 0),
             "labels": _padded(targets, target_length, IGNORE_INDEX),
         }
 
     write_split(splits, load, options.samples_per_slice, writer)
-    writer.tokens = token_rules(tokenizer, [require_end(tokenizer, options.tokenizer)])
-    return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
+    writer.tokens = tokenizer.rules([tokenizer.end])
+    return tokenizer.save(writer.folder)
 
 
 def _encoded(
-    tokenizer: Any, all_pairs: Sequence[Pair], options: PrepareOptions, report: Report, account: Account
+    tokenizer: DatasetTokenizer, all_pairs: Sequence[Pair], options: PrepareOptions, report: Report, account: Account
 ) -> Iterator[PairSample]:
     """Tokens of pairs, taken literally; source and target end as the tokenizer ends a text, even if cut off."""
-    end = require_end(tokenizer, options.tokenizer)
     most_tokens = options.seq_len
     cut_pairs = 0
-    source_tail = _tail(_ids(tokenizer, [""])[0], end)
-    target_tail = _tail(_ids(tokenizer, text_target=[""])[0], end)
+    source_tail = _tail(_ids(tokenizer.base, [""])[0], tokenizer.end)
+    target_tail = _tail(_ids(tokenizer.base, text_target=[""])[0], tokenizer.end)
     for start in range(0, len(all_pairs), _AT_ONCE):
         batch = all_pairs[start : start + _AT_ONCE]
-        sources = _ids(tokenizer, [pair.source for pair in batch])
-        targets = _ids(tokenizer, text_target=[pair.target for pair in batch])
+        sources = _ids(tokenizer.base, [pair.source for pair in batch])
+        targets = _ids(tokenizer.base, text_target=[pair.target for pair in batch])
         for source, target in zip(sources, targets, strict=True):
             source_ids, cut_off_source = _ended(source, source_tail, most_tokens)
             target_ids, cut_off_target = _ended(target, target_tail, most_tokens)

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hypha_ray.data.encoders import padding_of, require_fast, save_tokenizer, tokenizer_of
+from hypha_ray.data.encoders import dataset_tokenizer
 from hypha_ray.data.kinds.chats import answer_rules, encoded_chats
 from hypha_ray.data.kinds.kind import Kind, Report, Rows, SliceWriter, no_samples, split, write_split
 from hypha_ray.data.kinds.scored_tokens import ScoredTokens
@@ -65,8 +65,8 @@ def write_preferences(
 
     """
     preference_rows = _with_margins(list(_answered(preferences(options, account), account)), options, account)
-    tokenizer = tokenizer_of(options, _texts(preference_rows, options.is_templated))
-    require_fast(tokenizer, options.tokenizer)
+    tokenizer = dataset_tokenizer(options, _texts(preference_rows, options.is_templated))
+    tokenizer.require_fast()
     all_chats = list(_chats(preference_rows))
     encoded = list(encoded_chats(tokenizer, all_chats, options, report, account))
     samples = list(_fitting(_samples(preference_rows, encoded), options.seq_len, account))
@@ -74,7 +74,6 @@ def write_preferences(
         fix = "raise --seq-len" if preference_rows else "name another --source, or other columns"
         raise no_samples("preferences", options, account, fix)
     writer.tokens = answer_rules(tokenizer, encoded, options, account)
-    padding = padding_of(tokenizer, options.tokenizer)
     splits = split([_key(sample) for sample in samples], options, account, "preferences")
     if samples[0].rejected is None:
         _require_both_judgements([samples[row] for row in splits[0]], options)
@@ -84,9 +83,9 @@ def write_preferences(
         longest = max(longest, len(first.ids), len(second.ids))
 
     def load(rows: Rows) -> Arrays:
-        return _arrays(rows, samples, sequences, longest, padding)
+        return _arrays(rows, samples, sequences, longest, tokenizer.padding)
 
-    preprocessor = save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
+    preprocessor = tokenizer.save(writer.folder)
     loader: Load = load
     if options.reference is not None:
         folder = writer.folder / str(preprocessor.folder)

@@ -20,15 +20,11 @@ import numpy as np
 
 from hypha_ray.data.encoders import (
     FOLDER,
+    DatasetTokenizer,
     Tokens,
-    begin_of,
+    dataset_tokenizer,
     ends_among,
     load_tokenizer,
-    padding_of,
-    require_end,
-    save_tokenizer,
-    token_rules,
-    tokenizer_of,
 )
 from hypha_ray.data.kinds.chat_templates import (
     ChatTemplate,
@@ -61,9 +57,9 @@ def write_prompts(options: PrepareOptions, writer: SliceWriter, report: Report, 
     """
     all_prompts = list(prompts(options, account))
     generated = options.source.startswith(PROBLEMS)
-    tokenizer = tokenizer_of(options, [ALPHABET] if generated else _texts(all_prompts))
+    tokenizer = dataset_tokenizer(options, [ALPHABET] if generated else _texts(all_prompts))
     if options.chat:
-        note_date(tokenizer, account)
+        note_date(tokenizer.base, account)
     encoded = _encoded(tokenizer, all_prompts, options, report, account)
     ids, records = _fitting(all_prompts, encoded, options.seq_len, account)
     if not all_prompts:
@@ -72,15 +68,14 @@ def write_prompts(options: PrepareOptions, writer: SliceWriter, report: Report, 
         problem = f"there are no prompts of up to {options.seq_len} tokens in {options.source}"
         raise DataError("DATA033", problem, account.left_out, "prompts", "raise --seq-len")
     splits = split([row.tobytes() for row in ids], options, account, "prompts")
-    arrays = _arrays(ids, records, padding_of(tokenizer, options.tokenizer))
+    arrays = _arrays(ids, records, tokenizer.padding)
 
     def load(rows: Rows) -> Arrays:
         return {name: array[rows] for name, array in arrays.items()}
 
     write_split(splits, load, options.samples_per_slice, writer)
-    ends = _ends(tokenizer, options)
-    writer.tokens = token_rules(tokenizer, ends, templated=options.chat, system=options.system)
-    return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
+    writer.tokens = tokenizer.rules(_ends(tokenizer))
+    return tokenizer.save(writer.folder)
 
 
 def _arrays(ids: Sequence[Tokens], records: Sequence[dict[str, Any]], padding: int) -> Arrays:
@@ -94,16 +89,16 @@ def _arrays(ids: Sequence[Tokens], records: Sequence[dict[str, Any]], padding: i
     return {"input_ids": tokens, "attention_mask": mask, "reward_data": pack_records(records)}
 
 
-def _ends(tokenizer: Any, options: PrepareOptions) -> list[int]:
+def _ends(tokenizer: DatasetTokenizer) -> list[int]:
     """The tokens that end answers: the template's, as far as they are known, and the tokenizer's."""
-    ends = [require_end(tokenizer, options.tokenizer)]
-    if options.chat and tokenizer.is_fast:
+    ends = [tokenizer.end]
+    if tokenizer.options.is_templated and tokenizer.base.is_fast:
         chat = Chat("", [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}])
         with suppress(DataError):  # Templates may refuse short chats, or leave open what the assistant wrote.
-            text = ChatTemplate(tokenizer, options.tokenizer).rendered(chat)
-            sample = TextTokenizer(tokenizer, literal=False).tokenized([text])[0]
+            text = ChatTemplate(tokenizer.base, tokenizer.name).rendered(chat)
+            sample = TextTokenizer(tokenizer.base, literal=False).tokenized([text])[0]
             last_ids = sample.ids[sample.scored][-1:].tolist()
-            ends = [*ends_among(tokenizer, last_ids), *ends]
+            ends = [*ends_among(tokenizer.base, last_ids), *ends]
     return list(dict.fromkeys(ends))
 
 
@@ -114,20 +109,20 @@ def _texts(prompts: Iterable[Prompt]) -> Iterator[str]:
 
 
 def _encoded(
-    tokenizer: Any, prompts: Sequence[Prompt], options: PrepareOptions, report: Report, account: Account
+    tokenizer: DatasetTokenizer, prompts: Sequence[Prompt], options: PrepareOptions, report: Report, account: Account
 ) -> Iterator[list[int]]:
     """Token ids of prompts. Text is taken literally, except special tokens of a chat.
 
     A prompt begins as the tokenizer begins a text, or as the template does.
     """
-    begin = [] if options.chat else list(begin_of(tokenizer))
+    begin = () if options.chat else tokenizer.begin
     for start in range(0, len(prompts), _AT_ONCE):
         batch = prompts[start : start + _AT_ONCE]
         if options.chat:
-            texts = [_chat(tokenizer, prompt, options, account) for prompt in batch]
+            texts = [_chat(tokenizer.base, prompt, options, account) for prompt in batch]
         else:
             texts = [str(prompt.text) for prompt in batch]
-        encoded = tokenizer(
+        encoded = tokenizer.base(
             texts,
             add_special_tokens=False,
             split_special_tokens=not options.chat,
