@@ -305,7 +305,7 @@ def _evaluate(
     network: Any, tokenizer: Any, tasks: Sequence[str], manager: Any, batch_size: int, seed: int
 ) -> dict[str, Any]:
     """Return the "results" of the harness: a table of figures for each task."""
-    from hypha_ray.data.sources.arrow_rows import explain
+    from hypha_ray.data.sources.documents import explain
     from hypha_ray.model.configuration import errors_as
 
     names = " ".join(tasks)

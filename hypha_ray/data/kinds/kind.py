@@ -26,8 +26,8 @@ from hypha_ray.data.manifest import ClassInfo, Modality, PreprocessorInfo, Tenso
 from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, describe, merge, write_slice
+from hypha_ray.data.sources.columns import Column, Row, no_table
 from hypha_ray.data.sources.documents import read
-from hypha_ray.data.sources.tables import Column, Row, no_table
 from hypha_ray.errors import ConfigError, DataError, HyphaError, reason_of
 from hypha_ray.plugins import find, look_beside_the_job
 from hypha_ray.types import SliceInfo

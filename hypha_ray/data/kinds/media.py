@@ -30,10 +30,10 @@ from hypha_ray.data.manifest import PreprocessorInfo
 from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays
+from hypha_ray.data.sources.columns import Column, Row, complete, no_table, useless_value
 from hypha_ray.data.sources.documents import counted_records, digits, read
 from hypha_ray.data.sources.files import Medium, classified, medium_of
 from hypha_ray.data.sources.judged import Label, label_of, no_label
-from hypha_ray.data.sources.tables import Column, Row, complete, no_table, useless_value
 from hypha_ray.errors import ConfigError, DataError, reason_of
 from hypha_ray.model.sources import fetch
 

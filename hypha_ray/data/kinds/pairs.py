@@ -19,8 +19,8 @@ from hypha_ray.data.manifest import PreprocessorInfo
 from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import Account, amount_text, readable
 from hypha_ray.data.slices import Arrays
+from hypha_ray.data.sources.columns import Column, Row, complete, no_table, useless_value, without_surrogates
 from hypha_ray.data.sources.documents import counted_records, read
-from hypha_ray.data.sources.tables import Column, Row, complete, no_table, useless_value, without_surrogates
 from hypha_ray.model.task import IGNORE_INDEX
 
 _AT_ONCE = 1024

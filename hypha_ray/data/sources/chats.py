@@ -20,8 +20,7 @@ from typing import IO, Any, Final, TypeAlias
 
 from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import Account, readable
-from hypha_ray.data.sources.documents import counted_records, read
-from hypha_ray.data.sources.tables import (
+from hypha_ray.data.sources.columns import (
     Column,
     Row,
     columns_fix,
@@ -32,6 +31,7 @@ from hypha_ray.data.sources.tables import (
     require_columns,
     without_surrogates,
 )
+from hypha_ray.data.sources.documents import counted_records, read
 from hypha_ray.errors import DataError
 
 Messages: TypeAlias = list[dict[str, Any]]

@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,16 @@ from hypha_ray.data.manifest import MANIFEST
 from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.data.slices import Arrays
-from hypha_ray.data.sources.arrow_rows import arrow_rows, with_fields, without_nulls
+from hypha_ray.data.sources.columns import (
+    Column,
+    FieldReader,
+    Reader,
+    Row,
+    TextReader,
+    with_fields,
+    without_nulls,
+    without_surrogates,
+)
 from hypha_ray.data.sources.files import (
     ARROW,
     UNREADABLE,
@@ -32,18 +41,8 @@ from hypha_ray.data.sources.files import (
     texts_among,
     walk,
 )
-from hypha_ray.data.sources.tables import (
-    CSV,
-    JSON,
-    Column,
-    Reader,
-    Row,
-    TextReader,
-    csv_rows,
-    json_rows,
-    without_surrogates,
-)
-from hypha_ray.errors import ConfigError, DataError, HyphaError
+from hypha_ray.data.sources.tables import CSV, JSON, arrow_rows, csv_rows, json_rows
+from hypha_ray.errors import AuthenticationError, ConfigError, DataError, HubError, HyphaError
 
 T = TypeVar("T")
 
@@ -105,7 +104,7 @@ def read(options: PrepareOptions, reader: Reader[T], account: Account) -> Iterab
     source = options.source
     path = Path(source).expanduser()
     if options.named_fields:
-        reader = _FieldReader(reader, options)
+        reader = FieldReader(reader, options)
     if path.is_dir():
         return _folder(path, options, reader, account)
     if path.exists():
@@ -129,29 +128,6 @@ def _refuse_split(options: PrepareOptions) -> None:
         if is_given:
             problem = f"{flag} has no effect on files, which are read as a whole"
             raise ConfigError("PREP007", problem, fix="leave it out, and name the files to read by --source")
-
-
-class _FieldReader(Generic[T]):
-    """Reads tables with fields such as ``extra_info.index``, which another reader sees as columns."""
-
-    def __init__(self, reader: Reader[T], options: PrepareOptions) -> None:
-        self._reader = reader
-        self._fields = options.named_fields
-        self._kept = options.named_columns
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """The columns of the other reader."""
-        return self._reader.columns
-
-    def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[T]:
-        """The documents or prompts of the other reader."""
-        opened_rows = ((location, with_fields(row, self._fields, self._kept)) for location, row in rows)
-        return self._reader.of_rows(opened_rows, account)
-
-    def of_text(self, path: Path, file: IO[str], is_only_file: bool) -> Iterator[T]:
-        """The documents of a plain text, or a refusal."""
-        return self._reader.of_text(path, file, is_only_file)
 
 
 def require_source(source: str) -> None:
@@ -285,31 +261,9 @@ def _file(path: Path, reader: Reader[T], account: Account, is_only_file: bool) -
         raise DataError("DATA031", f"{path} can't be read", reason, fix="copy it again") from None
 
 
-def _layout(folder: Path, options: PrepareOptions) -> dict[str, set[Path]]:
-    """The splits that `datasets` finds in a folder, and the files of each."""
-    with _explained(str(folder)):
-        import datasets
-
-        builder = datasets.load_dataset_builder(str(folder.resolve()), options.subset, revision=options.revision)
-        layout = dict[str, set[Path]]()
-        for split, files in (builder.config.data_files or {}).items():
-            layout[split] = {Path(file).resolve() for file in files}
-        return layout
-
-
-def _leave_out_other_splits(
-    layout: dict[str, set[Path]], files: Iterable[Path], folder: Path, split: str, account: Account
-) -> None:
-    """Record the files that aren't of the split being read."""
-    for path in files:
-        splits = [name for name, data_files in layout.items() if path.resolve() in data_files]
-        name = path.relative_to(folder).as_posix()
-        if split in splits:
-            account.files += 1
-        elif splits:
-            account.leave_out("files", f"of split {splits[0]}", name=name)
-        else:
-            account.leave_out("files", "beside Parquet; a pattern such as 'DIR/**/*.txt' reads them", name=name)
+def _is_utf8(path: Path) -> bool:
+    """Whether a path's name is UTF-8; `datasets` accepts no other names."""
+    return not any("\udc80" <= character <= "\udcff" for character in str(path))
 
 
 def _hub(name: str, options: PrepareOptions, reader: Reader[T], account: Account, saved: bool = False) -> Iterator[T]:
@@ -353,32 +307,31 @@ def _undecoded(dataset: Any) -> Any:
     return dataset
 
 
-@contextmanager
-def _explained(name: str) -> Iterator[None]:
-    """Translate errors of the `datasets` library."""
-    try:
-        yield
-    except (HyphaError, GeneratorExit):
-        raise
-    except Exception as error:
-        from hypha_ray.data.sources.arrow_rows import explain
+def _layout(folder: Path, options: PrepareOptions) -> dict[str, set[Path]]:
+    """The splits that `datasets` finds in a folder, and the files of each."""
+    with _explained(str(folder)):
+        import datasets
 
-        raise explain(error, name, _suggestion(Path(name), "stdlib", "digits")) from error
-
-
-def _is_utf8(path: Path) -> bool:
-    """Whether a path's name is UTF-8; `datasets` accepts no other names."""
-    return not any("\udc80" <= character <= "\udcff" for character in str(path))
+        builder = datasets.load_dataset_builder(str(folder.resolve()), options.subset, revision=options.revision)
+        layout = dict[str, set[Path]]()
+        for split, files in (builder.config.data_files or {}).items():
+            layout[split] = {Path(file).resolve() for file in files}
+        return layout
 
 
-def _suggestion(path: Path, *names: str) -> str:
-    """Remedy that names the most similar source, among names and the files beside a path."""
-    sources = list(names)
-    if path.parent.is_dir():
-        sources += [child.name for child in path.parent.iterdir()]
-    for similar in difflib.get_close_matches(path.name, sources, n=1, cutoff=0.6):
-        return f"did you mean {similar!r}?"
-    return "give stdlib, digits, a path, or a Hugging Face name"
+def _leave_out_other_splits(
+    layout: dict[str, set[Path]], files: Iterable[Path], folder: Path, split: str, account: Account
+) -> None:
+    """Record the files that aren't of the split being read."""
+    for path in files:
+        splits = [name for name, data_files in layout.items() if path.resolve() in data_files]
+        name = path.relative_to(folder).as_posix()
+        if split in splits:
+            account.files += 1
+        elif splits:
+            account.leave_out("files", f"of split {splits[0]}", name=name)
+        else:
+            account.leave_out("files", "beside Parquet; a pattern such as 'DIR/**/*.txt' reads them", name=name)
 
 
 def _with_class_names(
@@ -413,3 +366,66 @@ def _with_names(value: Any, class_names: list[str] | None) -> Any:
     if isinstance(value, list):
         return [_with_names(number, class_names) for number in value]
     return class_names[value] if 0 <= value < len(class_names) else None
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Translate errors of the `datasets` library."""
+    try:
+        yield
+    except (HyphaError, GeneratorExit):
+        raise
+    except Exception as error:
+        raise explain(error, name, _suggestion(Path(name), "stdlib", "digits")) from error
+
+
+def _suggestion(path: Path, *names: str) -> str:
+    """Remedy that names the most similar source, among names and the files beside a path."""
+    sources = list(names)
+    if path.parent.is_dir():
+        sources += [child.name for child in path.parent.iterdir()]
+    for similar in difflib.get_close_matches(path.name, sources, n=1, cutoff=0.6):
+        return f"did you mean {similar!r}?"
+    return "give stdlib, digits, a path, or a Hugging Face name"
+
+
+def explain(error: Exception, name: str, hint: str) -> HyphaError:
+    """The error to raise in place of an error of reading a dataset, by that error and its causes.
+
+    Args:
+        error: error that the library raised.
+        name: name of a dataset on the hub, or a local folder.
+        hint: remedy if there is no such dataset.
+
+    """
+    from datasets.exceptions import DatasetNotFoundError
+    from huggingface_hub import constants, errors
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # Of httpx or httpx2, by its version.
+
+    not_found = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError)
+    missing = (DatasetNotFoundError, *not_found)
+    unreachable = (errors.LocalEntryNotFoundError, ConnectionError, TimeoutError, HTTPError)
+    chain = list(_chain(error))
+    text = " ".join(str(error).split())[:300]
+    if "gated" in text or any(_status(link) in (401, 403) for link in chain):
+        fix = "check the name; if it is private or gated, ask for access and set HF_TOKEN"
+        return AuthenticationError("HUB002", f"the hub refuses access to dataset {name!r}", text, fix=fix)
+    if any(isinstance(link, missing) for link in chain):
+        return DataError("HUB001", f"there is no dataset {name!r}", text, fix=hint)
+    if any(isinstance(link, unreachable) for link in chain):
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else text
+        problem = f"dataset {name!r} is neither a path nor in the cache, and can't be fetched: offline ({why})"
+        fix = f"check the network and HF_HUB_OFFLINE, or fill the cache {constants.HF_HOME}"
+        return HubError("HUB003", problem, fix=fix)
+    return DataError("HUB004", f"dataset {name!r} can't be read", text, fix="check --subset, --split and --revision")
+
+
+def _status(error: BaseException) -> int | None:
+    response = getattr(error, "response", None)
+    return getattr(response, "status_code", None)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -37,8 +37,7 @@ from hypha_ray.data.sources.chats import (
     tools_of,
     with_system,
 )
-from hypha_ray.data.sources.documents import counted_records, read
-from hypha_ray.data.sources.tables import (
+from hypha_ray.data.sources.columns import (
     TEXT_FLAG,
     Column,
     Row,
@@ -50,6 +49,7 @@ from hypha_ray.data.sources.tables import (
     useless_value,
     without_surrogates,
 )
+from hypha_ray.data.sources.documents import counted_records, read
 from hypha_ray.errors import DataError
 
 _LARGEST = 3.4e38

@@ -42,8 +42,7 @@ from hypha_ray.data.sources.chats import (
     system_of,
     tools_of,
 )
-from hypha_ray.data.sources.documents import counted_records, read
-from hypha_ray.data.sources.tables import (
+from hypha_ray.data.sources.columns import (
     Column,
     Row,
     no_table,
@@ -51,6 +50,7 @@ from hypha_ray.data.sources.tables import (
     useless_value,
     without_surrogates,
 )
+from hypha_ray.data.sources.documents import counted_records, read
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.rl.rewards.registered import last_number
 from hypha_ray.rl.rewards.response import from_json, to_json

@@ -1,42 +1,41 @@
-"""Rows of CSV, TSV, JSON and JSON lines files, and their texts."""
+"""Rows of tables in files: JSON, JSON lines, CSV, TSV, Parquet, and Arrow (IPC, Feather, streams of `datasets`).
+
+Values of the type `arrow.json`, such as `Json` features of `datasets`, are JSON texts, which are read here.
+"""
 
 from __future__ import annotations
 
 import csv
 import itertools
 import json
-import shlex
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final, Protocol, TypeAlias, TypeGuard, TypeVar
+from typing import IO, Any, Final, TypeAlias
 
 from hypha_ray.data.provenance import Account, readable
-from hypha_ray.data.sources.files import (
-    BY_PANDAS,
-    PIECE_CHARACTERS,
-    kind_of,
-    lone_piece_characters,
-    pieces,
-    require_rows,
+from hypha_ray.data.sources.columns import (
+    DEFAULT_COLUMN,
+    TEXT_FLAG,
+    Column,
+    Row,
+    is_list_of,
+    listed,
+    no_column,
+    outer_columns,
+    require_columns,
+    require_unique,
+    without_nulls,
 )
+from hypha_ray.data.sources.files import BY_PANDAS, COMPRESSIONS, kind_of, require_rows
 from hypha_ray.errors import DataError
 
 JSON = frozenset({".jsonl", ".ndjson", ".json"})
 CSV = frozenset({".csv", ".tsv"})
 
-DEFAULT_COLUMN = "text"
-TEXT_FLAG = "--text-column"
-_MOST_NAMES: Final = 20
-"""Most names of columns that an error lists."""
-_OF_CHATS = frozenset({"messages", "conversations"})
-_QUESTIONS = ("prompt", "instruction", "question", "query", "input")
-_ANSWERS = ("completion", "output", "response", "answer", "target")
-"""Usual names of columns with prompts and with answers, which a remedy names."""
 _DELIMITERS = ",;\t|"
 _LONGEST_NAME: Final = 80
 """Most characters that a column's name is expected to have; questions of surveys are long."""
@@ -44,215 +43,11 @@ _SAMPLE_ROWS = 1000
 """Number of first rows that decide which columns contain text."""
 _NO_TEXTS = frozenset({"", "true", "false", "yes", "no", "nan", "null", "none", "na", "n/a"})
 
-T_co = TypeVar("T_co", covariant=True)
-
-Row: TypeAlias = tuple[str, Mapping[str, Any]]
-"""Place of a row, and its columns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column to read from tables, and the flag that names it.
-
-    `classes` receives the names that a Hugging Face dataset has for numbers in the column; None: numbers stay.
-    """
-
-    name: str
-    flag: str
-    classes: list[str] | None = field(default=None, compare=False)
-
-
-class Reader(Protocol[T_co]):
-    """Makes documents or prompts from the contents of files."""
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """Columns that a table needs; empty: all are read."""
-        ...
-
-    def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[T_co]:
-        """Documents or prompts of a table; unusable rows are recorded in the account, or refused."""
-        ...
-
-    def of_text(self, path: Path, file: IO[str], is_only_file: bool) -> Iterator[T_co]:
-        """Documents or prompts of a plain text; `is_only_file` if it is the source's only file."""
-        ...
-
-
-class TextReader:
-    """Reads documents: the texts of a column, or pieces of a plain text."""
-
-    def __init__(self, column: str) -> None:
-        self._column = Column(column, TEXT_FLAG)
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """The column with the text."""
-        return (self._column,)
-
-    def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[str]:
-        """The texts in the column."""
-        return texts(rows, self._column, account)
-
-    def of_text(self, path: Path, file: IO[str], is_only_file: bool) -> Iterator[str]:
-        """The text in pieces, cut at line ends."""
-        characters = lone_piece_characters(path) if is_only_file else PIECE_CHARACTERS
-        return pieces(file, characters)
-
-
-def texts(rows: Iterable[Row], column: Column, account: Account) -> Iterator[str]:
-    """The texts in a column; rows without text and unused columns are recorded in the account.
-
-    Raises:
-        DataError: no row has the column, or none has text in it.
-
-    """
-    name = column.name
-    is_usable = False
-    unused = set[str]()
-    error: DataError | None = None
-    for location, row in rows:
-        new_columns = row.keys() - unused - {name}
-        if new_columns:
-            account.drop(sorted(new_columns))
-            unused |= row.keys()
-        text = row.get(name)
-        if isinstance(text, str) and text.strip():
-            is_usable = True
-            yield text
-        elif text is None or isinstance(text, str):
-            is_usable = is_usable or name in row
-            account.leave_out("rows", "without text")
-            error = error or no_column(location, column, row)
-        else:
-            account.leave_out("rows", f"{name} isn't text")
-            problem = f"{location}: column {name!r} isn't text"
-            fix = f"name one with {column.flag}"
-            error = error or DataError("DATA031", problem, type(text).__name__, "text", fix)
-    if error is not None and not is_usable:
-        raise error
-
-
-def no_column(location: str, column: Column, row: Iterable[str]) -> DataError:
-    """The error for a table without a column, by one of its rows or by the names of its columns."""
-    names = set(row)
-    fix = _naming(column, row)
-    if "train" in names:
-        fix = "make a file of these rows alone, such as by `jq -c '.train[]' FILE > train.jsonl`"
-    elif column.flag == TEXT_FLAG and names & _OF_CHATS:
-        fix = f"train on chats with --chat, or {fix}"
-    elif column.flag == TEXT_FLAG:
-        other_fix = columns_fix(row)
-        fix = fix if other_fix is None else f"{other_fix}, or {fix}"
-    return DataError("DATA032", f"{location} has no column {column.name!r}", listed(names), fix=fix)
-
-
-def listed(names: Collection[str]) -> str:
-    """The first names of columns in order, and the number of the others."""
-    first_names = ", ".join(sorted(map(readable, names))[:_MOST_NAMES])
-    if len(names) > _MOST_NAMES:
-        return f"{first_names} and {len(names) - _MOST_NAMES} more"
-    return first_names or "no columns"
-
-
-def _naming(column: Column, row: Iterable[str]) -> str:
-    """Remedy that names the column by its flag: the most similar one, or the only one with text."""
-    names = {name.lower(): name for name in row}
-    candidates = get_close_matches(column.name.lower(), names, n=1)
-    if column.flag == TEXT_FLAG and isinstance(row, Mapping) and not candidates:
-        candidates = [name for name, value in row.items() if isinstance(value, str) and value.strip()]
-    if len(candidates) != 1:
-        return f"name one with {column.flag}"
-    name = names.get(candidates[0], candidates[0])
-    return f"name one with {column.flag}, such as {shlex.quote(readable(name))}"
-
-
-def columns_fix(row: Iterable[str]) -> str | None:
-    """Remedy that names the flags for usual columns of chats, prompts and answers; None without such columns."""
-    names = set(row)
-    if names >= {"chosen", "rejected"}:
-        return "prepare preferences with --kind preferences"
-    if isinstance(row, Mapping):
-        for name, value in row.items():
-            if is_list_of(value, dict) and value and value[0].keys() >= {"role", "content"}:
-                return f"train on chats with --chat --messages-column {shlex.quote(readable(name))}"
-    prompt = next((name for name in _QUESTIONS if name in names), None)
-    answer = next((name for name in _ANSWERS if name in names), None)
-    if prompt is None or answer is None:
-        return None
-    flags = f"--prompt-column {prompt} --completion-column {answer}"
-    return f"train on answers with {flags}, and with --chat for a template"
-
-
-def no_table(path: Path, missing: str) -> DataError:
-    """The error for a plain text if a table is needed."""
-    allowed = "CSV, TSV, JSON, JSON lines, Parquet, or a Hugging Face dataset"
-    return DataError("DATA032", f"{path} has no {missing}", "a plain text", allowed)
-
-
-def useless_value(location: str, column: Column, got: str, allowed: str) -> DataError:
-    """The error for a value that a column can't have."""
-    problem = f"{location}: column {column.name!r} is of no use"
-    return DataError("DATA031", problem, got, allowed, f"name another with {column.flag}")
-
-
-def without_surrogates(text: str) -> str:
-    """Text without halves of surrogate pairs, which JSON can spell and which aren't text."""
-    if text.isascii():
-        return text
-    return text.encode("utf-8", "replace").decode()
-
-
-def complete(rows: Iterable[Row], columns: Sequence[Column], account: Account) -> Iterator[Row]:
-    """Rows and their places, checked to have all of these columns; others are put into the account as dropped.
-
-    Raises:
-        DataError: DATA032, a row lacks a column.
-
-    """
-    used_columns = {column.name for column in columns}
-    for location, row in rows:
-        account.drop(sorted(row.keys() - used_columns))
-        require_columns(location, row, columns)
-        yield location, row
-
-
-def outer_columns(columns: Iterable[Column], names: Collection[str]) -> list[Column]:
-    """Columns of a table with these names that have the given ones: of a field such as ``a.b`` the column ``a``."""
-    return [replace(column, name=outer_name(column.name, names) or column.name) for column in columns]
-
-
-def outer_name(name: str, names: Collection[str]) -> str | None:
-    """Name of the column that is a dotted name, or that has the field of this name; None if there is none."""
-    outer = name
-    while outer not in names:
-        outer, dot, _ = outer.rpartition(".")
-        if not dot:
-            return None
-    return outer
-
-
-def require_columns(location: str, row: Mapping[str, Any], columns: Iterable[Column]) -> None:
-    """Refuse a row that lacks one of the columns.
-
-    Raises:
-        DataError: DATA032.
-
-    """
-    for column in columns:
-        if column.name not in row:
-            raise no_column(location, column, row)
-
-
-def require_unique(location: str, names: Collection[str]) -> None:
-    """Refuse columns of a table that have the same name.
-
-    Raises:
-        DataError: DATA032.
-
-    """
-    if len(set(names)) < len(names):
-        raise DataError("DATA032", f"{location} has two columns of the same name", ", ".join(names), fix="rename one")
+Decoder: TypeAlias = Callable[[Any], Any]
+"""Reads the JSON texts in a value."""
+Batches: TypeAlias = Callable[[list[str]], Iterable[Any]]
+"""Function that reads the batches of some columns."""
+_BATCH = 1024
 
 
 def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
@@ -284,6 +79,39 @@ def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
         if line.strip():
             location = f"{path}, line {line_number}"
             yield _row(_parsed(line, location), location)
+
+
+def _parsed(text: str, location: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        fix = "write one object per line, without line breaks inside"
+        raise DataError("DATA031", f"{location}: not JSON", str(error), "an object", fix) from None
+
+
+def _row(record: Any, location: str) -> Row:
+    if not isinstance(record, dict):
+        fix = 'write objects with the names of columns, such as {"text": …}'
+        if isinstance(record, list):
+            fix += f", or {BY_PANDAS}"
+        raise DataError("DATA031", f"{location}: not a JSON object", type(record).__name__, "an object", fix)
+    return location, record
+
+
+def _is_row(line: str) -> bool:
+    """Whether a line is an object of its own, as in JSON lines."""
+    with suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        return isinstance(record, dict) and _records(record) == [record]
+    return False
+
+
+def _records(parsed: Any) -> list[Any]:
+    """The objects in a document."""
+    rows = parsed.get("data") if isinstance(parsed, dict) else parsed
+    if isinstance(rows, list) and (rows is parsed or is_list_of(rows, Mapping)):
+        return rows
+    return [parsed]
 
 
 def csv_rows(file: IO[str], path: Path, columns: Sequence[Column], account: Account) -> Iterator[Row]:
@@ -319,65 +147,6 @@ def csv_rows(file: IO[str], path: Path, columns: Sequence[Column], account: Acco
             names[names.index(chosen_name)] = column.name
     for location, fields in itertools.chain(sample, rows):
         yield location, dict(zip(names, fields, strict=True))
-
-
-def _parsed(text: str, location: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        fix = "write one object per line, without line breaks inside"
-        raise DataError("DATA031", f"{location}: not JSON", str(error), "an object", fix) from None
-
-
-def list_of(value: Any, beginnings: str = "[") -> Any:
-    """The list in a column, which CSV files have as JSON; any other value as it is, also JSON that begins otherwise."""
-    if isinstance(value, str) and value.lstrip().startswith(tuple(beginnings)):
-        with suppress(ValueError, RecursionError):
-            return json.loads(value)
-    return value
-
-
-def is_list_of(value: Any, item_type: type) -> TypeGuard[list[Any]]:
-    """Check that a value is a list whose items are all of a type."""
-    return isinstance(value, list) and all(isinstance(item, item_type) for item in value)
-
-
-def objects_of(value: Any) -> Any:
-    """The list in a column as `list_of` has it; a list of objects that are JSON texts is read."""
-    values = list_of(value)
-    if isinstance(values, list) and all(map(_is_object_text, values)):
-        with suppress(ValueError, RecursionError):
-            return [json.loads(text) for text in values]
-    return values
-
-
-def _is_object_text(value: Any) -> bool:
-    return isinstance(value, str) and value.lstrip().startswith("{")
-
-
-def _row(record: Any, location: str) -> Row:
-    if not isinstance(record, dict):
-        fix = 'write objects with the names of columns, such as {"text": …}'
-        if isinstance(record, list):
-            fix += f", or {BY_PANDAS}"
-        raise DataError("DATA031", f"{location}: not a JSON object", type(record).__name__, "an object", fix)
-    return location, record
-
-
-def _is_row(line: str) -> bool:
-    """Whether a line is an object of its own, as in JSON lines."""
-    with suppress(ValueError, RecursionError):
-        record = json.loads(line)
-        return isinstance(record, dict) and _records(record) == [record]
-    return False
-
-
-def _records(parsed: Any) -> list[Any]:
-    """The objects in a document."""
-    rows = parsed.get("data") if isinstance(parsed, dict) else parsed
-    if isinstance(rows, list) and (rows is parsed or is_list_of(rows, Mapping)):
-        return rows
-    return [parsed]
 
 
 def _delimiter(head: str) -> str:
@@ -448,3 +217,106 @@ def _is_number(field: str) -> bool:
         float(field.replace(",", "."))
         return True
     return False
+
+
+def arrow_rows(path: Path, columns: Sequence[Column], account: Account) -> Iterator[Row]:
+    """The rows of a Parquet or Arrow file; only the given columns are read, or all if none are given.
+
+    Raises:
+        DataError: it is damaged, or lacks a column.
+
+    """
+    import pyarrow
+
+    try:
+        # Opened here, since Arrow accepts only names in UTF-8.
+        with path.open("rb") as stream:
+            schema, batches = _opened(stream, kind_of(path))
+            outer = outer_columns(columns, schema.names)
+            require_columns(str(path), dict.fromkeys(schema.names), outer)
+            column_names = list(dict.fromkeys(column.name for column in outer)) or schema.names
+            require_unique(str(path), [name for name in schema.names if name in column_names])
+            account.drop(name for name in schema.names if name not in column_names)
+            row_numbers = itertools.count(1)
+            decoders = _json_decoders(schema)
+            for batch in batches(column_names):
+                for record in batch.to_pylist():
+                    yield f"{path}, row {next(row_numbers)}", _decoded(without_nulls(record), decoders)
+    except pyarrow.ArrowInvalid as error:
+        format_name = "a Parquet file" if kind_of(path) == ".parquet" else "an Arrow file"
+        fix = "unpack it first" if path.suffix.lower() in COMPRESSIONS else "copy it afresh"
+        raise DataError("DATA031", f"{path} isn't {format_name}", str(error), fix=fix) from None
+    except (OverflowError, ValueError) as error:  # For instance a date after the year 9999.
+        fix = "write such values as text, or leave their column out"
+        raise DataError("DATA031", f"{path} has values that Python lacks", str(error), fix=fix) from None
+
+
+def _opened(stream: IO[bytes], format_name: str) -> tuple[Any, Batches]:
+    """The schema of a file, and a function that reads batches of some columns."""
+    import pyarrow
+    from pyarrow import parquet
+
+    if format_name == ".parquet":
+        file = parquet.ParquetFile(stream)
+        return file.schema_arrow, lambda used: file.iter_batches(columns=used, batch_size=_BATCH)
+    try:
+        table = pyarrow.ipc.open_file(stream)
+        batches = map(table.get_batch, range(table.num_record_batches))
+    except pyarrow.ArrowInvalid:  # The other form, in which `datasets` saves.
+        stream.seek(0)
+        table = pyarrow.ipc.open_stream(stream)
+        batches = iter(table)
+    return table.schema, lambda used: _slices(batches, used)
+
+
+def _slices(batches: Iterable[Any], column_names: list[str]) -> Iterator[Any]:
+    """Some columns of batches, in parts of a bounded length."""
+    for batch in batches:
+        for begin in range(0, batch.num_rows, _BATCH):
+            yield batch.select(column_names).slice(begin, _BATCH)
+
+
+def _decoded(row: Any, decoders: Mapping[str, Decoder | None]) -> Any:
+    """A row or a struct whose JSON texts are read."""
+    if not isinstance(row, Mapping):
+        return row
+    decoded = dict(row)
+    for name in row:
+        decode = decoders.get(name)
+        if decode is not None:
+            decoded[name] = decode(row[name])
+    return decoded
+
+
+def _json_decoders(fields: Iterable[Any]) -> dict[str, Decoder | None]:
+    """The decoder of each field of a schema or a struct, by name."""
+    return {field.name: _json_decoder(field.type) for field in fields}
+
+
+def _json_decoder(column_type: Any) -> Decoder | None:
+    """A function that reads the JSON texts in values of an Arrow type; None if there are none."""
+    from pyarrow import types
+
+    if getattr(column_type, "extension_name", None) == "arrow.json":
+        return _read_json
+    if types.is_struct(column_type):
+        decoders = _json_decoders(column_type)
+        if any(decoders.values()):
+            return partial(_decoded, decoders=decoders)
+    if types.is_list(column_type) or types.is_large_list(column_type) or types.is_fixed_size_list(column_type):
+        decode = _json_decoder(column_type.value_type)
+        if decode is not None:
+            return partial(_decoded_list, decode)
+    return None
+
+
+def _read_json(value: Any) -> Any:
+    with suppress(ValueError, TypeError, RecursionError):
+        return json.loads(value)
+    return value
+
+
+def _decoded_list(decode: Decoder, values: Any) -> Any:
+    if isinstance(values, list):
+        return list(map(decode, values))
+    return values
