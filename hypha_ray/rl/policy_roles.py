@@ -166,6 +166,7 @@ class Generator(PolicyRole):
             token_ids = [prompt.tolist() for prompt in prompts]
             records = records_of(sample.data["reward_data"])
             trajectories = self._rollouts.play(token_ids, sample.data["keys"], records, sampling, respond)
+            self._rollouts.warn_of_failures(trajectories)
             generated = packed_episodes(sample.ids, trajectories, sampling.samples)
         worked_s = time.thread_time() - began_at
         if failpoint("rl.generate") == "triple":

@@ -362,9 +362,8 @@ def try_environment(
 
 
 def _refuse(rl: RL, trajectory: Trajectory) -> None:
-    prompt = str(trajectory.episode.record["prompt"])[-80:]
     problem = f"environment {rl.environment} fails in an episode whose responses are the right answer"
-    fix = f"mend it, or raise rl.episode.deadline_s; the prompt was {prompt!r}"
+    fix = f"mend it, or raise rl.episode.deadline_s; the prompt was {trajectory.prompt_end!r}"
     raise ConfigError("RL032", problem, trajectory.episode.failure, "messages and rewards", fix)
 
 

@@ -127,7 +127,7 @@ class EnvironmentPool:
         for process in processes:
             readable, *_ = select.select([process], [], [], max(0.0, until - time.monotonic()))
             if not readable or process.receive() is None:
-                self._warn("its method close took too long, or ended its process")
+                self.warn("its method close took too long, or ended its process")
                 self._drop(self._processes.index(process))
 
     def close(self) -> None:
@@ -182,10 +182,8 @@ class EnvironmentPool:
         elif NO_FILES in answer:
             self._drop(slot)
         episode.failure = answer
-        prompt = str(episode.record.get("prompt", ""))[-80:]
-        self._warn(f"{answer}; the prompt was {prompt!r}")
 
-    def _warn(self, failure: str) -> None:
+    def warn(self, failure: str) -> None:
         """Log a failure, if it is the first."""
         if not self._warned:
             self._warned = True

@@ -11,7 +11,7 @@ response that the policy has sampled is never made into a text and back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import filterfalse
 from operator import attrgetter
@@ -164,6 +164,11 @@ class Trajectory:
         if self.episode.failure:
             return float("nan")
         return total_of(self.rewards)
+
+    @property
+    def prompt_end(self) -> str:
+        """The last characters of the prompt, by which a user finds it."""
+        return str(self.episode.record.get("prompt", ""))[-80:]
 
     def add(self, tokens: Sequence[int], logprobs: Sequence[float] | None) -> None:
         """Add tokens of the policy with their log-probabilities, or without those of the environment."""
@@ -377,13 +382,19 @@ class EnvironmentRollouts:
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def warn_of_failures(self, trajectories: Iterable[Trajectory]) -> None:
+        """Log the first episode that failed, unless one was logged before."""
+        for trajectory in trajectories:
+            if trajectory.episode.failure:
+                self._pool.warn(f"{trajectory.episode.failure}; the prompt was {trajectory.prompt_end!r}")
+                return
+
     def _refuse_failures(self, trajectories: Sequence[Trajectory]) -> None:
         if all(trajectory.episode.failure for trajectory in trajectories):
-            episode = trajectories[0].episode
+            first = trajectories[0]
             problem = f"environment {self._rl.environment} fails in all episodes of a batch"
-            prompt = str(episode.record["prompt"])[-80:]
-            fix = f"mend it, or raise rl.episode.deadline_s; the prompt was {prompt!r}"
-            raise ConfigError("RL032", problem, episode.failure, "messages and rewards", fix)
+            fix = f"mend it, or raise rl.episode.deadline_s; the prompt was {first.prompt_end!r}"
+            raise ConfigError("RL032", problem, first.episode.failure, "messages and rewards", fix)
 
 
 def _padded(contexts: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -266,9 +266,22 @@ def test_a_turn_that_hangs_dies_or_fails_costs_its_own_episode_alone(processes: 
     assert text_of(found[3].tokens) == "1.119."
 
 
-def test_all_episodes_that_fail_end_the_run() -> None:
+def test_all_episodes_that_fail_end_the_run_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError, match=r"RL032.*fails in all episodes.*no nines"):
         played(rl("worlds:Echo"), {0: ["9."], 1: ["9."]})
+    assert not caplog.messages
+
+
+def test_the_first_failure_of_a_run_is_told_once_with_its_prompt(caplog: pytest.LogCaptureFixture) -> None:
+    rollouts = EnvironmentRollouts(rl("worlds:Echo"), tokenizer(), [END], None)
+    try:
+        for number in (2, 3):
+            failed = Trajectory(Episode(0, {"prompt": f"{number}="}, failure="no nines"), (0,), [])
+            rollouts.warn_of_failures([Trajectory(Episode(1, {"prompt": "1="}), (0,), []), failed])
+    finally:
+        rollouts.close()
+    told = "environment worlds:Echo failed in an episode, which is told once: no nines; the prompt was '2='"
+    assert caplog.messages == [told]
 
 
 def test_messages_without_content_fail_with_their_reason() -> None:
@@ -442,7 +455,7 @@ def test_an_environment_that_there_is_not_is_named(name: str, told: str) -> None
         EnvironmentPool(rl(name)).tools()
 
 
-def test_the_trial_tells_what_happened_and_refuses_any_failure() -> None:
+def test_the_trial_tells_what_happened_and_refuses_any_failure(caplog: pytest.LogCaptureFixture) -> None:
     batch = prompts(["1=", "2="], ["3", "4"])
     (note,) = try_environment(rl("calculator"), tokenizer(), [END], None, batch)
     assert note == (
@@ -451,6 +464,7 @@ def test_the_trial_tells_what_happened_and_refuses_any_failure() -> None:
     )
     with pytest.raises(ConfigError, match=r"RL032.*whose responses are the right answer.*no nines"):
         try_environment(rl("worlds:Echo"), tokenizer(), [END], None, prompts(["1=", "2="], ["0", "9"]))
+    assert not caplog.messages
 
 
 TEMPLATE = (
