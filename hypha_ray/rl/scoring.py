@@ -142,14 +142,18 @@ class Scorer:
         names = ", ".join(dict.fromkeys(self._names))
         return ConfigError("RWD002", "no response of a batch got a reward", names, "finite numbers", fix)
 
-    def check(self, prompts: Arrays, state: TrainerState) -> None:
+    def check(self, prompts: Arrays, state: TrainerState) -> list[str]:
         """Try the functions on a right answer to each prompt, at a progress of the run.
+
+        Returns:
+            Notes for the user.
 
         Raises:
             ConfigError: RWD001, a function failed.
 
         """
         records = records_of(prompts["reward_data"])
+        tried_rewards: list[float] = []
         for text, record in zip(self._prompts(prompts), records, strict=True):
             answer = str(record.get("answer", ""))
             response = Response(text, answer, (), True, record, self._longest, self._is_chat, trainer_state=state)
@@ -157,10 +161,16 @@ class Scorer:
                 turn = {"role": _POLICY, "content": answer}
                 response = replace(response, conversation=(turn,), episode_reward=0.0)
             for _, evaluator in self._evaluators:
+                if isinstance(evaluator, Processes):
+                    evaluator.refuses_losses = True
                 # One response at a time: a function that fails for one of many ends no run.
-                evaluator.rewards([response])
+                tried_rewards += evaluator.rewards([response])[0]
                 if isinstance(evaluator, InPlace | Processes) and evaluator.takes_groups:
                     evaluator.rewards([response] * 2)  # A single reward may be meant for all that there are.
+        if any(map(math.isfinite, tried_rewards)) or not {JUDGE, MODEL}.isdisjoint(self._names):
+            return []
+        names = ", ".join(dict.fromkeys(self._names))
+        return [f"no right answer that was tried got a reward from {names}, and a batch without any ends the run"]
 
     def _prompts(self, prompts: Arrays) -> list[str]:
         masks = prompts["attention_mask"].astype(bool)

@@ -212,8 +212,7 @@ def check_rollouts(case: Case) -> list[str]:
     slices = _first_slices(case)
     prompts = joined([_few_prompts(index, arrays) for index, arrays in slices.items()])
     scorer = Scorer(case.job.rl, tokenizer, unscored(case.job.rl.reward, case.job.model))
-    notes: list[str] = []
-    scorer.check(prompts.arrays, TrainerState.of(case.job.rounds, 0, 0))
+    notes = scorer.check(prompts.arrays, TrainerState.of(case.job.rounds, 0, 0))
     if case.job.rl.environment is not None:
         positions = max_positions(case.network, decoder=False)
         notes += try_environment(case.job.rl, tokenizer, end_tokens(case.network, tokenizer), positions, prompts)

@@ -32,6 +32,7 @@ from hypha_ray.rl.rewards.calls import (
     Signatures,
     Tasks,
     Unit,
+    failed_call,
     functions_of,
     require_known,
     take_groups,
@@ -146,6 +147,8 @@ class Processes:
         """Signatures of the functions; None until a process has loaded them."""
         self._warned: set[str] = set()
         """Functions whose first lost reward has been logged."""
+        self.refuses_losses = False
+        """Whether a call without an answer is an error, as in a trial; else it costs its responses their rewards."""
 
     @property
     def takes_groups(self) -> bool:
@@ -187,7 +190,7 @@ class Processes:
                 elif answer is None or time.monotonic() >= deadline:
                     process.kill()
                     lost_count += 1
-                    self._warn_once(process.called, responses[unit.rows[0]], died=answer is None)
+                    self._lose(process.called, responses[unit.rows[0]], died=answer is None)
                 else:
                     continue
                 del unit_of_process[process]
@@ -203,15 +206,21 @@ class Processes:
                 return process
         return RewardProcess(self._names, self._tasks, self._start_s)
 
-    def _warn_once(self, function: str, response: Response, died: bool) -> None:
-        """Log the first lost reward of a function."""
-        if function in self._warned:
-            return
-        self._warned.add(function)
+    def _lose(self, function: str, response: Response, died: bool) -> None:
+        """Log the first lost reward of a function.
+
+        Raises:
+            ConfigError: RWD001, no loss is to be borne.
+
+        """
         reason = "its process died" if died else f"it took longer than {self._deadline_s:g} s"
-        text = "reward function %s gave no reward, which is told once: %s; the prompt was %r"
         name = function or " and ".join(self._names)
-        log.warning(text, name, reason, response.prompt[-80:])
+        if self.refuses_losses:
+            raise failed_call(name, reason, response)
+        if function not in self._warned:
+            self._warned.add(function)
+            text = "reward function %s gave no reward, which is told once: %s; the prompt was %r"
+            log.warning(text, name, reason, response.prompt[-80:])
 
 
 def _lacks_files(rows: Sequence[Row]) -> bool:

@@ -20,6 +20,7 @@ from tests.support.rl import CHARACTERS, END, PAD, prompts, tokenizer
 
 MODULE = """
 import math
+import os
 
 def length(response):
     return len(response.text)
@@ -50,17 +51,27 @@ def one_of_all(completions, **columns):
 
 def each(completions, **columns):
     return [1.0 for text in completions]
+
+def dies(response):
+    os._exit(3)
+
+def not_a_number(response):
+    return float("nan")
+
+def seldom(response):
+    return 1.0 if response.answer == "123" else None
 """
 TEXTS = ["1", "12", "123", "1234"]
 """Responses: two to each of two prompts, all of them ended but the last one."""
 beside = modules_beside(own_rewards=MODULE, script_that_ends="raise SystemExit(3)")
 
 
-def try_functions(*functions: str, **more: Any) -> None:
+def try_functions(*functions: str, **more: Any) -> list[str]:
     """Try functions as a dry run does."""
     table = {"functions": list(functions), **more}
     rl = RL.model_validate({"reward": table, "generation": {"max_response_tokens": 5}})
-    Scorer(rl, tokenizer()).check(prompts(["7=", "89="], ["12", "123"]).arrays, TrainerState.of(Rounds(epochs=1), 0, 0))
+    batch = prompts(["7=", "89="], ["12", "123"])
+    return Scorer(rl, tokenizer()).check(batch.arrays, TrainerState.of(Rounds(epochs=1), 0, 0))
 
 
 def score(*functions: str, weights: list[float] | None = None, **more: Any) -> Scored:
@@ -96,6 +107,20 @@ def test_trial_finds_a_function_that_gives_one_reward_for_a_whole_group(
     with pytest.raises(ConfigError, match=r"RWD001.*own_rewards:one_of_all.*it gave 1 reward for 2 responses"):
         try_functions("own_rewards:one_of_all", *others, **deadline)
     try_functions("own_rewards:each", "own_rewards:length", *others, **deadline)
+
+
+def test_a_trial_refuses_a_function_that_ends_its_process(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError, match=r"RWD001.*own_rewards:dies failed.*its process died"):
+        try_functions("own_rewards:length", "own_rewards:dies")
+    assert not caplog.messages
+
+
+def test_a_trial_notes_functions_without_a_reward() -> None:
+    (note,) = try_functions("own_rewards:nothing", "own_rewards:not_a_number")
+    assert note.startswith(
+        "no right answer that was tried got a reward from own_rewards:nothing, own_rewards:not_a_number"
+    )
+    assert try_functions("own_rewards:nothing", "own_rewards:seldom") == []
 
 
 def test_functions_are_weighted_and_recorded_apart() -> None:
