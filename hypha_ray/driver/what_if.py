@@ -31,6 +31,7 @@ from hypha_ray.simulation.options import (
     parse_advise,
     parse_duration_s,
     parse_trials,
+    require_fast,
     split_arguments,
 )
 from hypha_ray.simulation.predictions import as_json, lines, predict
@@ -207,6 +208,7 @@ def advise(arguments: Sequence[str], doc: str | None) -> None:
     with Phases() as phases:
         phases.begin("counting the model's parameters")
         circumstances = circumstances_of(options, job, _model_shape(options, job))
+        require_fast(circumstances)
         limits = replace(limits_of(job), total_steps=max(1, samples // global_batch(job)))
         choice = choose(circumstances, limits, options.overhead)
         proposed = proposals(job, circumstances, choice)

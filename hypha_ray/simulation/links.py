@@ -411,20 +411,20 @@ def require_fast_links(scenario: Scenario, locate: Callable[[KeyPath], str]) -> 
     for path, mbps in _rates(scenario):
         direction = path[-1].partition("_")[0]
         bytes_per_s = mbps * 1e6 / _BITS
-        _require_short(locate(path), rate_text(mbps), "a payload", size_bytes[direction], bytes_per_s)
+        require_short(locate(path), rate_text(mbps), "a payload", size_bytes[direction], bytes_per_s)
     head = scenario.head
     if head.reduce_gb_s is not None:
         decoded_bytes = min(sizes.fragments) * WEIGHT_BYTES
         rate = f"{head.reduce_gb_s:g} GB/s"
-        _require_short(locate(("head", "reduce_gb_s")), rate, "a delta", decoded_bytes, head.reduce_gb_s * 1e9)
+        require_short(locate(("head", "reduce_gb_s")), rate, "a delta", decoded_bytes, head.reduce_gb_s * 1e9)
     if head.commit_mb_s is not None:
         snapshot_bytes = 2 * WEIGHT_BYTES * scenario.model.parameters
         rate = f"{head.commit_mb_s:g} MB/s"
-        _require_short(locate(("head", "commit_mb_s")), rate, "a snapshot", snapshot_bytes, head.commit_mb_s * 1e6)
+        require_short(locate(("head", "commit_mb_s")), rate, "a snapshot", snapshot_bytes, head.commit_mb_s * 1e6)
 
 
-def _require_short(key: str, rate: str, name: str, size_bytes: int, bytes_per_s: float) -> None:
-    """Refuse a rate at which a size takes longer than any round may."""
+def require_short(key: str, rate: str, name: str, size_bytes: int, bytes_per_s: float) -> None:
+    """Refuse, with CFG003, a rate at which a size takes longer than any round may."""
     days = size_bytes / bytes_per_s / DAY_S
     if days > LONGEST_ROUND_DAYS:
         got = f"{rate}, at which {name} of {si(size_bytes)}B takes {days:.3g} days"

@@ -21,7 +21,15 @@ from hypha_ray.config.keys import choice_remedy, key_of, shown, tables
 from hypha_ray.config.options import parse_options
 from hypha_ray.config.value_types import MACHINES_AT_MOST, Table, seconds_of, table_of
 from hypha_ray.errors import ConfigError
-from hypha_ray.simulation.exchange import Circumstances, ModelShape, parse_latency, parse_link
+from hypha_ray.simulation.exchange import (
+    WEIGHT_BYTES,
+    Circumstances,
+    ModelShape,
+    parse_latency,
+    parse_link,
+    rate_text,
+)
+from hypha_ray.simulation.links import require_short
 from hypha_ray.simulation.scenario import Scenario
 
 SCENARIO_TABLES: Final = ("machines", "sites", "head")
@@ -392,6 +400,19 @@ def circumstances_of(options: Advise, job: Job, model: ModelShape) -> Circumstan
         fails_every_h=options.fails_every_h,
         server_threads=max(4, reserved),
     )
+
+
+def require_fast(circumstances: Circumstances) -> None:
+    """Refuse links that are too slow for the model.
+
+    Raises:
+        ConfigError: CFG003, its weights would take longer than any round may.
+
+    """
+    size_bytes = WEIGHT_BYTES * circumstances.model.parameters
+    for flag, link in (("--link", circumstances.link), ("--head-link", circumstances.head)):
+        for mbps in (link.up_mbps, link.down_mbps):
+            require_short(flag, rate_text(mbps), "a model", size_bytes, mbps * 1e6 / 8)
 
 
 def batch_times(times_s: Sequence[float], job: Job) -> tuple[float, ...]:

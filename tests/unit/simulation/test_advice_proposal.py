@@ -19,7 +19,7 @@ from hypha_ray.simulation import proposal
 from hypha_ray.simulation.advice_report import overlay_text
 from hypha_ray.simulation.exchange import DECODE_GB_S, ENCODE_GB_S, Circumstances, Link, ModelShape
 from hypha_ray.simulation.ladder import choose
-from hypha_ray.simulation.options import batch_times, parse_advise, split_arguments
+from hypha_ray.simulation.options import batch_times, parse_advise, require_fast, split_arguments
 from hypha_ray.simulation.proposal import (
     Evidence,
     Proposal,
@@ -196,6 +196,16 @@ def test_published_loss_is_named_only_near_what_was_measured() -> None:
 def test_standard_output_is_a_value_of_an_option() -> None:
     own, of_job = split_arguments(["@", "tiny", "--link", "1gbit", "--json", "-", "--run.seed", "3"])
     assert own == ["--link", "1gbit", "--json", "-"] and of_job == ["@", "tiny", "--run.seed", "3"]
+
+
+def test_link_is_refused_that_is_too_slow_for_the_model() -> None:
+    link, slow = Link(100.0, 100.0, 0.01), Link(1e-3, 100.0, 0.01)
+    model = ModelShape(300_000_000)  # 1.2 GB, which takes 111 days at a kilobit per second, up or down.
+    require_fast(Circumstances(model, (1.0,), link, link))
+    with pytest.raises(ConfigError, match=r"CFG003.*--link is too low for the model.*takes 111 days"):
+        require_fast(Circumstances(model, (1.0,), slow, link))
+    with pytest.raises(ConfigError, match=r"CFG003.*--head-link is too low for the model.*takes 111 days"):
+        require_fast(Circumstances(model, (1.0,), link, slow))
 
 
 def test_negative_value_of_an_option_is_its_value_and_not_a_flag() -> None:
