@@ -285,19 +285,20 @@ class DatasetTokenizer:
 
     base: Any
     """The tokenizer of transformers."""
-    options: PrepareOptions
-    """Options of the dataset."""
+    name: str
+    """Name on the hub, folder, ``byte`` or ``characters``."""
+    revision: str | None
+    """Revision on the hub; None: the default branch, or a local tokenizer."""
     begin: tuple[int, ...]
     """Ids that it puts before a text, such as ``<s>``; empty if there are none."""
     end: int
     """Token for the end of a text."""
     padding: int
     """Token for padding: its own, otherwise the end."""
-
-    @property
-    def name(self) -> str:
-        """Name on the hub, folder, ``byte`` or ``characters``."""
-        return self.options.tokenizer
+    is_templated: bool
+    """Whether samples go through its chat template."""
+    system: str | None
+    """System message that is put before chats without one; None: none."""
 
     def require_fast(self) -> None:
         """Refuse a tokenizer that doesn't know the characters and words of a token.
@@ -313,15 +314,15 @@ class DatasetTokenizer:
     def rules(self, ends: Iterable[int]) -> TokenRules:
         """Rules of samples with these tokens at the ends of texts and answers."""
         template_sha256 = None
-        if self.options.is_templated:
+        if self.is_templated:
             template = str(self.base.get_chat_template(None, None))  # It is taken for chats without tools.
             template_sha256 = hashlib.sha256(template.encode()).hexdigest()
         size = vocabulary_size(self.base)
-        return TokenRules(self.begin, tuple(ends), size, template_sha256, self.options.system)
+        return TokenRules(self.begin, tuple(ends), size, template_sha256, self.system)
 
     def save(self, folder: Path) -> PreprocessorInfo:
         """Save the tokenizer below the folder of the dataset."""
-        return save_tokenizer(self.base, folder, self.name, self.options.tokenizer_revision)
+        return save_tokenizer(self.base, folder, self.name, self.revision)
 
 
 def dataset_tokenizer(options: PrepareOptions, texts: Iterable[str]) -> DatasetTokenizer:
@@ -352,7 +353,16 @@ def dataset_tokenizer(options: PrepareOptions, texts: Iterable[str]) -> DatasetT
     if options.is_templated:
         _require_default_template(tokenizer, options.tokenizer)
     padding = end if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
-    return DatasetTokenizer(tokenizer, options, begin_of(tokenizer), end, padding)
+    return DatasetTokenizer(
+        base=tokenizer,
+        name=options.tokenizer,
+        revision=options.tokenizer_revision,
+        begin=begin_of(tokenizer),
+        end=end,
+        padding=padding,
+        is_templated=options.is_templated,
+        system=options.system,
+    )
 
 
 def _require_default_template(tokenizer: Any, name: str) -> None:

@@ -92,7 +92,7 @@ def _arrays(ids: Sequence[Tokens], records: Sequence[dict[str, Any]], padding: i
 def _ends(tokenizer: DatasetTokenizer) -> list[int]:
     """The tokens that end answers: the template's, as far as they are known, and the tokenizer's."""
     ends = [tokenizer.end]
-    if tokenizer.options.is_templated and tokenizer.base.is_fast:
+    if tokenizer.is_templated and tokenizer.base.is_fast:
         chat = Chat("", [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}])
         with suppress(DataError):  # Templates may refuse short chats, or leave open what the assistant wrote.
             text = ChatTemplate(tokenizer.base, tokenizer.name).rendered(chat)
