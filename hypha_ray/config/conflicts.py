@@ -160,8 +160,9 @@ def _of_fused_loss(job: Job) -> Iterator[Conflict]:
 def _of_scaled_loss(job: Job) -> Iterator[Conflict]:
     """Conflicts of losses that are scaled, because gradients have float16's range."""
     autocast = 'worker.autocast = "fp16"'
-    if job.rl.algorithm is not None:
-        yield Conflict(autocast, "rl.algorithm", "losses of policies aren't scaled: choose bf16 or none")
+    if job.rl.data_parallel:
+        fix = "gradients of other model workers aren't scaled: choose bf16 or none"
+        yield Conflict(autocast, "rl.data_parallel", fix)
     if job.worker.sharding == "full":
         yield Conflict(autocast, 'worker.sharding = "full"', "shards' gradients aren't scaled: choose bf16 or none")
     if job.worker.fused_loss is True:

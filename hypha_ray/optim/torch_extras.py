@@ -21,6 +21,8 @@ INTERVAL = 2000
 """Steps in a row with finite gradients after which the scale grows."""
 _SCALE = "loss_scale"
 _STEPS = "loss_scale_steps"
+MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Dtypes of mixed precision by their names in a job file."""
 TOGETHER = 1 << 20
 """Largest number of elements that are widened at once: more take memory, and aren't faster."""
 _DROPPED_BITS = 16
@@ -84,6 +86,22 @@ class LossScale:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {_SCALE: self.scale, _STEPS: self._steps}
+
+
+def scale_of(autocast: torch.dtype | None, device: torch.device) -> LossScale | None:
+    """Return the scale of losses for a dtype of mixed precision; None if that doesn't need one."""
+    return LossScale(device) if autocast == torch.float16 else None
+
+
+def add_gradients(parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
+    """Add earlier gradients to those of parameters."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is None:
+            continue
+        if parameter.grad is None:
+            parameter.grad = gradient
+        else:
+            parameter.grad = parameter.grad + gradient
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:

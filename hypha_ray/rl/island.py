@@ -26,6 +26,7 @@ from hypha_ray.model.tokenizers import pack
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import Step, WholeModel
+from hypha_ray.optim.torch_extras import LossScale
 from hypha_ray.rl.batches import (
     Refill,
     Replies,
@@ -188,8 +189,10 @@ class Island(WholeModel):
             self.optimizer.ramp(_RAMP_STEPS)
 
     def state(self) -> Flat:
-        """Return the state of earlier steps: an adapted coefficient of the divergence, an averaged reference."""
+        """Return the state of earlier steps: scales of losses, the divergence's coefficient, an averaged reference."""
         state: Flat = {}
+        for name, scale in self._loss_scales():
+            state |= {f"{name}/{key}": array for key, array in scale.state().items()}
         if self._rl.kl_target is not None:
             state["kl"] = np.array([self._advantage.kl])
         if self._rl.reference == "average":
@@ -201,6 +204,9 @@ class Island(WholeModel):
     def restore(self, state: Flat) -> None:
         """Go on with a result of `state`, beside a state of the optimizer."""
         self.optimizer.ramp(0)
+        for name, scale in self._loss_scales():
+            prefix = f"{name}/"
+            scale.restore({key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)})
         if "kl" in state:
             self._advantage.kl = float(state["kl"][0])
         weights: dict[str, torch.Tensor] = {}
@@ -210,6 +216,12 @@ class Island(WholeModel):
         if weights:
             self._roles["reference"].load()
             self._roles["reference"].take_weights(weights, 1.0)
+
+    def _loss_scales(self) -> Iterator[tuple[str, LossScale]]:
+        """Yield the scales of losses, with the names of their roles."""
+        for name, role in self._roles.items():
+            if isinstance(role, TrainedRole) and role.loss_scale is not None:
+                yield name, role.loss_scale
 
     def close(self) -> None:
         """End all model workers of other processes, and a server that generates."""

@@ -21,6 +21,7 @@ from hypha_ray.config.rl import RL
 from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.step import Step
+from hypha_ray.optim.torch_extras import LossScale, add_gradients
 from hypha_ray.rl.algorithms.policy_losses import Weights
 from hypha_ray.rl.dataflow.model_worker import Role, RoleOutcome
 from hypha_ray.rl.dataflow.requests import Meta, Sample
@@ -40,10 +41,12 @@ def train(
     weights: Callable[[T], Weights],
     loss: Loss[T],
     arguments: Mapping[str, Any],
+    scale: LossScale | None = None,
 ) -> RoleOutcome:
     """Take the steps of all epochs and minibatches, or only add the gradient of the batch's mean or sum of losses.
 
-    Steps without a finite gradient, or with nothing to score, leave weights and optimizer as they were.
+    Steps without a finite gradient, or with nothing to score, leave weights and optimizer as they were. A gradient that
+    overflows because of the scale of losses is computed again with half of it: responses are too dear to be left out.
 
     Args:
         job: the job file.
@@ -52,21 +55,19 @@ def train(
         weights: function that gives the weights of tokens, as in `AGGREGATIONS`.
         loss: loss of the model.
         arguments: `gradient` is ``mean`` or ``sum`` if only the gradient is wanted.
+        scale: scale of the losses; None: they aren't scaled.
 
     """
 
     def gradient(part: T, summed: bool) -> Step:
-        return _gradient(job, part, optimizer, weights(part), loss, summed)
+        def add() -> Step:
+            return _gradient(job, part, optimizer, weights(part), loss, summed, scale)
+
+        return add() if scale is None else _without_overflow(add, optimizer, scale)
 
     gradient_kind = arguments.get("gradient")
     if gradient_kind is not None:
-        old_gradients: list[torch.Tensor | None] = []
-        for parameter in optimizer.parameters:
-            old_gradients.append(None if parameter.grad is None else parameter.grad.clone())
-        step = gradient(rows, gradient_kind == "sum")
-        if not _is_finite(step):
-            for parameter, old_gradient in zip(optimizer.parameters, old_gradients, strict=True):
-                parameter.grad = old_gradient
+        step = _beside_earlier(lambda: gradient(rows, gradient_kind == "sum"), optimizer, scale is not None)
         return _outcome(rows, [step])
     steps: list[Step] = []
     for part in _minibatches(job, rows):
@@ -101,7 +102,48 @@ def _micro_batches(job: Job, rows: T, weights: torch.Tensor) -> Iterator[tuple[T
         start = stop
 
 
-def _gradient(job: Job, rows: T, optimizer: Inner, weights: Weights, loss: Loss[T], summed: bool) -> Step:
+def _beside_earlier(add: Callable[[], Step], optimizer: Inner, is_scaled: bool) -> Step:
+    """Add a gradient to those that are there, which stay as they are if it isn't finite."""
+    old_gradients: list[torch.Tensor | None] = []
+    for parameter in optimizer.parameters:
+        old_gradients.append(None if parameter.grad is None else parameter.grad.clone())
+    if is_scaled:  # The division by the scale is for new gradients alone.
+        optimizer.zero_grad()
+    step = add()
+    if not _is_finite(step):
+        for parameter, old_gradient in zip(optimizer.parameters, old_gradients, strict=True):
+            parameter.grad = old_gradient
+    elif is_scaled:
+        add_gradients(optimizer.parameters, old_gradients)
+    return step
+
+
+def _without_overflow(add: Callable[[], Step], optimizer: Inner, scale: LossScale) -> Step:
+    """Add a gradient; again with half the scale of losses as long as it overflows because of that.
+
+    At a scale of 1 the gradient itself isn't finite.
+    """
+    while True:
+        step = add()
+        if not step.loss.isfinite():
+            return step
+        overflows = step.norm.isfinite().logical_not()
+        is_last = not overflows or scale.scale <= 1
+        scale.update(overflows.float())
+        if is_last:
+            return step
+        optimizer.zero_grad()
+
+
+def _gradient(
+    job: Job,
+    rows: T,
+    optimizer: Inner,
+    weights: Weights,
+    loss: Loss[T],
+    summed: bool,
+    scale: LossScale | None,
+) -> Step:
     """Add the gradient of the mean, or of the sum, over all tokens; micro-batches change nothing."""
     token_weights, total_weight = weights
     mean = torch.zeros((), device=token_weights.device)
@@ -109,12 +151,16 @@ def _gradient(job: Job, rows: T, optimizer: Inner, weights: Weights, loss: Loss[
     if total_weight:
         for part, part_weights in _micro_batches(job, rows, token_weights):
             part_loss, sums = loss(part, part_weights)
-            if summed:
+            if scale is not None:  # The sum of many losses would overflow.
+                (part_loss / total_weight * scale.scale).backward()
+            elif summed:
                 part_loss.backward()
             else:
                 (part_loss / total_weight).backward()
             mean += part_loss.detach() / total_weight
             all_sums.append(sums)
+    if scale is not None:
+        scale.unscale(optimizer.parameters, total_weight if summed else 1)
     return Step(mean, total_weight, optimizer.norm(), sums=added(all_sums))
 
 

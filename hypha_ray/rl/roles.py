@@ -24,6 +24,7 @@ from hypha_ray.model.saved_model import export
 from hypha_ray.model.sources import require_same
 from hypha_ray.model.tokenizers import vocabulary_of
 from hypha_ray.optim.optimizers import build_optimizer
+from hypha_ray.optim.torch_extras import MIXED, scale_of
 from hypha_ray.rl.algorithms.policy_losses import by_token, clipped_value_loss
 from hypha_ray.rl.dataflow.model_worker import Role, RoleOutcome, TrainedRole, facts_of
 from hypha_ray.rl.dataflow.requests import Sample
@@ -88,6 +89,7 @@ class Actor(Generator, TrainedRole):
         """Build the optimizer."""
         job = self._job
         self.optimizer = build_optimizer(self.policy.model, job.inner_optimizer, steps, job.num_workers)
+        self.loss_scale = scale_of(_autocast(job), self.device)
 
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         """Compute the trainer's own log-probabilities, and their mean distance from those of generation."""
@@ -102,7 +104,9 @@ class Actor(Generator, TrainedRole):
             outcome = step_on_parts(sample, self.policy.model, self.optimizer, arguments.get("gradient"))
         else:
             rollout = learner.rollout(sample)
-            outcome = train(self._job, rollout, self.optimizer, learner.weights_of, learner.loss, arguments)
+            outcome = train(
+                self._job, rollout, self.optimizer, learner.weights_of, learner.loss, arguments, self.loss_scale
+            )
         failpoint("rl.train")
         return outcome
 
@@ -126,6 +130,7 @@ class TrainedCritic(TrainedRole):
     def initialize(self, steps: int) -> None:
         """Build the optimizer."""
         self.optimizer = build_optimizer(self._critic, critic_settings(self._job), steps, self._job.num_workers)
+        self.loss_scale = scale_of(self._autocast, self._device)
 
     @torch.no_grad()
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
@@ -143,7 +148,15 @@ class TrainedCritic(TrainedRole):
             old=tokens_of(sample, "values", self._device),
             returns=tokens_of(sample, "returns", self._device),
         )
-        return train(self._job, rows, self.optimizer, lambda part: by_token(part.mask, 0, 0), self._loss, arguments)
+        return train(
+            self._job,
+            rows,
+            self.optimizer,
+            lambda part: by_token(part.mask, 0, 0),
+            self._loss,
+            arguments,
+            self.loss_scale,
+        )
 
     def config(self) -> Mapping[str, Any]:
         """Return facts of the model."""
@@ -255,4 +268,4 @@ def _policy(job: Job, model: Any, tokenizer: Any) -> Policy:
 
 
 def _autocast(job: Job) -> torch.dtype | None:
-    return torch.bfloat16 if job.worker.autocast == "bf16" else None
+    return MIXED.get(job.worker.autocast)

@@ -23,12 +23,10 @@ from hypha_ray.model.losses import Losses, compute_losses
 from hypha_ray.model.task import Task
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.step import Step
+from hypha_ray.optim.torch_extras import MIXED
 from hypha_ray.types import PromptsOfResponder, Report, Source, Sums, added
 
 log = logging.getLogger(__name__)
-
-_MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Dtypes of mixed precision by their names in a job file."""
 
 
 class Reduction(Protocol):
@@ -114,7 +112,7 @@ class Computation:
         """Layer that the loss is fused with; None: it isn't fused."""
         if job.worker.fused_loss is True:
             self.head = head_of(task, model)
-        self.autocast = _MIXED.get(job.worker.autocast)
+        self.autocast = MIXED.get(job.worker.autocast)
         """Dtype of mixed precision; None: full precision."""
         self.problems: tuple[str, ...] = ()
         """Lines for the user about settings that were disabled."""

@@ -36,7 +36,7 @@ from hypha_ray.model.tokenizers import load_special_tokens
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import FinishedStep, PendingStep, ReadStep, Step, WholeModel, reading_from
-from hypha_ray.optim.torch_extras import LossScale
+from hypha_ray.optim.torch_extras import add_gradients, scale_of
 from hypha_ray.types import Arrays, Flat, Samples, Sums
 from hypha_ray.worker.batches import Computation, InputCopies, Reduction, SingleProcess
 
@@ -101,9 +101,7 @@ class SupervisedTrainer(WholeModel):
         self._build_copy = partial(random_model, job.model, self._task)
         # Copies of weights in 16 bits would outlive the shards' weights, which are freed.
         self._computation = Computation(job, self._task, self.model, keeps_copies=self.shards is None)
-        self.loss_scale: LossScale | None = None
-        if self._computation.autocast == torch.float16:
-            self.loss_scale = LossScale(self.device)
+        self.loss_scale = scale_of(self._computation.autocast, self.device)
         saved_names = self.model.state_dict().keys()
         self._buffers = [buffer for name, buffer in self.model.named_buffers() if name in saved_names]
         self._trained = [parameter for parameter in trained_module.parameters() if parameter.requires_grad]
@@ -280,7 +278,7 @@ class SupervisedTrainer(WholeModel):
         self._reduction.add_up(self._trained, totals)
         if self.loss_scale is not None:
             self.loss_scale.unscale(self._trained, scored if summed else 1)
-            _add_gradients(self._trained, earlier_gradients)
+            add_gradients(self._trained, earlier_gradients)
         figures = totals[1:].view(-1, 2) if self._figure_count else None
         return Step(totals[0], scored, self._reduction.norm(self.optimizer), figures=figures)
 
@@ -420,17 +418,6 @@ def _named(result: Step) -> Step:
 
 def _clone(gradient: torch.Tensor | None) -> torch.Tensor | None:
     return None if gradient is None else gradient.clone()
-
-
-def _add_gradients(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
-    """Add earlier gradients to those of parameters."""
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is None:
-            continue
-        if parameter.grad is None:
-            parameter.grad = gradient
-        else:
-            parameter.grad = parameter.grad + gradient
 
 
 def _shard(model: torch.nn.Module, mesh: DeviceMesh) -> Shards:

@@ -17,6 +17,7 @@ import torch
 from hypha_ray.errors import CheckpointError
 from hypha_ray.model.layout import tensor_of
 from hypha_ray.optim.optimizers import Inner
+from hypha_ray.optim.torch_extras import LossScale
 from hypha_ray.rl.dataflow.graph import Mesh
 from hypha_ray.rl.dataflow.master import Master
 from hypha_ray.rl.dataflow.requests import (
@@ -111,6 +112,8 @@ class TrainedRole(Role):
 
     optimizer: Inner
     """Inner optimizer of the model, once that is initialized."""
+    loss_scale: LossScale | None
+    """Scale of losses, once that is initialized; None: losses aren't scaled."""
 
 
 def facts_of(model: torch.nn.Module) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from hypha_ray.config.load import load
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.lora import build_trained
 from hypha_ray.optim.optimizers import Inner, build_optimizer
+from hypha_ray.optim.torch_extras import LossScale
 from hypha_ray.rl.batches import sums_of
 from hypha_ray.rl.dataflow.graph import Mesh, step_graph
 from hypha_ray.rl.dataflow.master import Extras, Master
@@ -129,10 +130,10 @@ class Trained:
     def __init__(self, bad: float = -1.0) -> None:
         self.model, self.minibatches, self._bad = torch.nn.Linear(1, 1, bias=False), list[list[int]](), bad
 
-    def train(self, **arguments: Any) -> RoleOutcome:
+    def train(self, scale: LossScale | None = None, **arguments: Any) -> RoleOutcome:
         settings = job(group_size=GROUP, minibatches=4, epochs=2)
         optimizer: Inner = build_optimizer(self.model, settings.inner_optimizer)
-        return train(settings, rollout(), optimizer, lambda part: (part.mask, len(part)), self.loss, arguments)
+        return train(settings, rollout(), optimizer, lambda part: (part.mask, len(part)), self.loss, arguments, scale)
 
     def loss(self, part: Rollout, weights: torch.Tensor) -> tuple[torch.Tensor, Sums]:
         """The loss, which isn't finite if the bad response is there."""
@@ -177,3 +178,90 @@ def test_gradient_that_is_not_finite_leaves_those_that_were_there(kind: str, bef
     assert trained.train(gradient=kind).facts["damaged"]
     gradient = trained.model.weight.grad
     assert (None if gradient is None else gradient.item()) == before
+
+
+def high_scale() -> LossScale:
+    """A scale of losses at which gradients of the one weight overflow."""
+    scale = LossScale(torch.device("cpu"))
+    scale.scale.fill_(2.0**127)
+    return scale
+
+
+@pytest.mark.parametrize("before", [None, 3.0])
+@pytest.mark.parametrize("kind", ["mean", "sum"])
+def test_gradient_that_overflows_by_its_scale_is_computed_again(kind: str, before: float | None) -> None:
+    trained, scale = Trained(), high_scale()
+    trained.model.weight.grad = None if before is None else torch.full((1, 1), before)
+    assert not trained.train(scale, gradient=kind).facts["damaged"]
+    mean = sum(range(ROWS)) / ROWS  # 7.5, so at 2¹²⁶ it is above the largest number, 2¹²⁸.
+    added = mean * (ROWS if kind == "sum" else 1)
+    assert trained.model.weight.grad.item() == (before or 0.0) + added
+    assert float(scale.scale) == 2.0**125 and trained.minibatches == [list(range(ROWS))] * 3
+
+
+def test_scale_changes_no_step_and_halves_once_for_all() -> None:
+    plain, scaled, scale = Trained(), Trained(), high_scale()
+    scaled.model.load_state_dict(plain.model.state_dict())
+    for trained, factor in ((plain, None), (scaled, scale)):
+        torch.manual_seed(0)
+        assert trained.train(factor).facts["scored"] == 2 * ROWS
+    assert torch.equal(plain.model.weight, scaled.model.weight)
+    assert float(scale.scale) < 2.0**126 and len(scaled.minibatches) > len(plain.minibatches)
+
+
+def test_loss_that_is_not_finite_is_damage_and_no_overflow() -> None:
+    trained, scale = Trained(bad=5.0), high_scale()
+    trained.model.weight.grad = torch.full((1, 1), 3.0)
+    assert trained.train(scale, gradient="mean").facts["damaged"]
+    assert trained.model.weight.grad.item() == 3.0 and float(scale.scale) == 2.0**127
+
+
+FP16 = "--worker.autocast=fp16"
+
+
+def test_gradient_of_a_policy_in_float16_is_that_of_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    island = Island(job(SGD, FP16, aggregation="token"), tokenizer())
+    ((_, scale),) = island._loss_scales()
+    scale.scale.fill_(1024.0)
+    seen: list[Rollout] = []
+    learner = island._roles["actor"].learner
+    rollout_of = learner.rollout
+    monkeypatch.setattr(learner, "rollout", lambda sample: seen.append(rollout_of(sample)) or seen[-1])
+    step = island.backward(BATCH)
+    assert step.scored and float(scale.scale) == 1024
+    found = {name: one.grad.clone() for name, one in island.model.named_parameters()}
+
+    (batch,), model = seen, island.model
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    optimizer.zero_grad()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    attention = batch.responses.attention_mask
+    width = batch.mask.shape[1]
+    positions = (attention.cumsum(1) - 1).clamp(min=0)
+    with torch.autocast("cpu", torch.float16):
+        logits = model(batch.responses.ids, attention_mask=attention, position_ids=positions, use_cache=False).logits
+    logprobs = logits[:, -width - 1 : -1].float().log_softmax(-1)
+    logprobs = logprobs.gather(2, batch.responses.ids[:, -width:, None])[..., 0]
+    ratio = (logprobs - batch.responses.logprobs).exp()
+    assert bool(((ratio - 1).abs() < 0.1)[batch.mask.bool()].all()), "nothing is clipped"
+    loss = -(ratio * batch.advantages * batch.mask).sum() / batch.mask.sum()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    assert float(step.loss) == pytest.approx(float(loss.detach()), rel=1e-5)
+    for name, one in model.named_parameters():
+        torch.testing.assert_close(found[name], one.grad, rtol=1e-3, atol=1e-6, msg=name)
+    assert max(float(gradient.abs().max()) for gradient in found.values()) > 1e-3
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_successor_goes_on_with_the_scales_of_losses(algorithm: str) -> None:
+    first, second = (Island(job(SGD, FP16, algorithm=algorithm), tokenizer()) for _ in range(2))
+    for _, scale in first._loss_scales():
+        scale.scale.fill_(2.0**40)
+    assert first.step(BATCH).scored
+    scales = {name: float(scale.scale) for name, scale in first._loss_scales()}
+    assert list(scales) == (["actor"] if algorithm == "grpo" else ["actor", "critic"])
+    assert all(number < 2.0**40 for number in scales.values())
+
+    second.restore(first.state())
+    assert {name: float(scale.scale) for name, scale in second._loss_scales()} == scales

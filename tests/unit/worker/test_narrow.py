@@ -278,11 +278,11 @@ def test_processes_of_a_worker_share_the_scale(high: None) -> None:
 @pytest.mark.parametrize(
     "tables",
     [
-        {"rl": {"algorithm": "grpo"}},
+        {"rl": {"algorithm": "grpo", "model_workers": 2, "data_parallel": True}},
         {"worker": {"sharding": "full"}},
         {"worker": {"fused_loss": True}},
     ],
-    ids=["rl", "sharding", "fused"],
+    ids=["data parallel", "sharding", "fused"],
 )
 def test_what_scales_no_losses_is_refused(tables: dict[str, Any]) -> None:
     worker = {"autocast": "fp16", **tables.get("worker", {})}
