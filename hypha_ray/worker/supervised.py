@@ -362,8 +362,10 @@ class SupervisedTrainer(WholeModel):
         """Remove and return the gradients of earlier batches, if the next ones are scaled."""
         if self.loss_scale is None:
             return []
-        gradients = [parameter.grad for parameter in self._trained]
-        self.optimizer.zero_grad()
+        gradients: list[torch.Tensor | None] = []
+        for parameter in self._trained:
+            gradients.append(parameter.grad)
+            parameter.grad = None
         return gradients
 
     def find_damaged(self, batch: Samples) -> npt.NDArray[np.bool_]:

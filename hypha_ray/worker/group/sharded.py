@@ -105,9 +105,12 @@ class Follower:
         """Restore gradients and buffers to those before the batch."""
         self._trainer.undo_batch(self._backup)
 
-    def add_parts(self, parts: Sequence[Samples], idle_count: int, summed: bool) -> None:
-        """Add the gradient of this process's micro-batches."""
+    def add_parts(self, parts: Sequence[Samples], idle_count: int, summed: bool, scale: float | None) -> None:
+        """Add the gradient of this process's micro-batches; `scale` is that of the losses, None if there is none."""
         failpoint("worker.process", self._worker)
+        if scale is not None:
+            assert self._trainer.loss_scale is not None
+            self._trainer.loss_scale.scale.fill_(scale)
         copies = [_copied(part) for part in parts]
         step = self._trainer.add_parts(copies, summed, idle_count)
         self._norm = step.norm
@@ -219,7 +222,8 @@ class ShardedTrainer(SupervisedTrainer):
         if shares is None:
             return Step(torch.zeros((), device=self.device), 0, torch.zeros((), device=self.device))
         (parts, idle_count), *other_shares = shares
-        with self._with_others("add_parts", [(*share, summed) for share in other_shares]):
+        scale = None if self.loss_scale is None else float(self.loss_scale.scale)
+        with self._with_others("add_parts", [(*share, summed, scale) for share in other_shares]):
             return self.add_parts(parts, summed, idle_count)
 
     def evaluate(self, batches: Iterable[Samples]) -> Sums:

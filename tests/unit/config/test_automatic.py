@@ -113,7 +113,7 @@ def test_where_nothing_is_to_be_changed_all_are_off(device: DeviceFacts, tables:
     [
         ({}, T4, {}, EAGER | {"autocast": "fp16", "fused_loss": False}),
         ({"worker": {"fused_loss": True}}, T4, {}, EAGER | {"autocast": "none"}),
-        ({"worker": {"processes": 2, "sharding": "full"}}, T4, {}, OFF | {"attention": "sdpa"}),
+        ({"worker": {"processes": 2, "sharding": "full"}}, T4, {}, EAGER | {"autocast": "fp16", "fused_loss": False}),
         ({}, replace(T4, capability=(6, 1)), {}, EAGER | {"autocast": "none"}),
         ({}, H200, {"narrow": True}, BEST | {"autocast": "none"}),
         ({}, H200, {"task": "object-detection", "fuses": False}, EAGER | {"autocast": "none", "fused_loss": False}),

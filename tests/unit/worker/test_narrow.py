@@ -279,10 +279,9 @@ def test_processes_of_a_worker_share_the_scale(high: None) -> None:
     "tables",
     [
         {"rl": {"algorithm": "grpo", "model_workers": 2, "data_parallel": True}},
-        {"worker": {"sharding": "full"}},
         {"worker": {"fused_loss": True}},
     ],
-    ids=["data parallel", "sharding", "fused"],
+    ids=["data parallel", "fused"],
 )
 def test_what_scales_no_losses_is_refused(tables: dict[str, Any]) -> None:
     worker = {"autocast": "fp16", **tables.get("worker", {})}

@@ -16,6 +16,7 @@ from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.model.build import random_model, skeleton, task_of
 from hypha_ray.model.layout import layout_of, views
 from hypha_ray.model.tasks import find_task
+from hypha_ray.optim import torch_extras
 from hypha_ray.types import Samples
 from hypha_ray.worker.group.shards import check_sharding_on_copy
 from hypha_ray.worker.incarnation import ProcessLostError
@@ -221,3 +222,52 @@ def test_models_are_tried_before_the_start_and_refused_where_processes_could_dif
     else:
         with pytest.raises(ConfigError, match=f"MODEL023.*{why}"):
             check()
+
+
+FP16 = {"worker": {"autocast": "fp16"}}
+
+
+@pytest.mark.slow
+def test_losses_of_shards_are_scaled_as_those_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scale overflows at first. Rounding to 16 bits depends on the batch, so gradients are near each other."""
+    monkeypatch.setattr(torch_extras, "INITIAL", 2.0**26)
+    case, tables = CASES["causal"], SGD | FP16 | {"rounds": {"accumulation": 2}}
+    one = SupervisedTrainer(job_for(case, 1, **tables))
+    scales = []
+    with sharded(job_for(case, 2, **tables)) as two:
+        assert one.loss_scale is not None and two.loss_scale is not None
+        for epoch in range(8):
+            batch = samples_of(case, 6, epoch)
+            expected, found = one.step(batch), two.step(batch)
+            assert found.scored == expected.scored
+            if found.scored:
+                assert float(found.loss) == pytest.approx(float(expected.loss), rel=1e-3)
+                assert float(found.norm) == pytest.approx(float(expected.norm), rel=2e-2)
+            scales.append(float(two.loss_scale.scale))
+            assert scales[-1] == float(one.loss_scale.scale)
+        for trainer in (one, two):
+            assert trainer.loss_scale is not None
+            trainer.loss_scale.scale.fill_(1024.0)
+            trainer.optimizer.zero_grad()
+            for epoch in range(2):
+                trainer.backward(samples_of(case, 5, epoch), summed=True)
+        found_gradients = weights(two, gradients=True)
+        for name, gradient in weights(one, gradients=True).items():
+            tolerance = 2e-2 * float(np.abs(gradient).max()) + 1e-4
+            np.testing.assert_allclose(found_gradients[name], gradient, rtol=0, atol=tolerance, err_msg=name)
+    assert scales[0] < 2.0**26 and scales[-1] == scales[-2] > 1
+
+
+@pytest.mark.slow
+def test_damaged_sample_of_scaled_losses_is_left_out_by_all_processes() -> None:
+    case = Case("image-classification", "vit", VIT | CALM | {"num_labels": 3}, images(labels=classes()))
+    batch = samples_of(case, 6)
+    batch.arrays["images"] = batch.arrays["images"].copy()
+    batch.arrays["images"][4] = np.nan
+    tables: dict[str, Any] = {"dataset": {"allow_quarantine": True}, **FP16}
+    with sharded(job_for(case, 2, **tables)) as two:
+        found = two.step(batch)
+        assert found.bad.tolist() == [[0, 3, 4]] and found.scored == 5
+        assert two.loss_scale is not None and float(two.loss_scale.scale) > 1
+        again = two.step(samples_of(case, 6, epoch=1))
+        assert again.scored == 6 and not len(again.bad)
