@@ -163,9 +163,6 @@ def _of_scaled_loss(job: Job) -> Iterator[Conflict]:
     if job.rl.data_parallel:
         fix = "gradients of other model workers aren't scaled: choose bf16 or none"
         yield Conflict(autocast, "rl.data_parallel", fix)
-    if job.worker.fused_loss is True:
-        fix = "its gradients are computed before they are scaled: leave one out"
-        yield Conflict(autocast, "worker.fused_loss", fix)
 
 
 def _of_single_evaluation(job: Job) -> Iterator[Conflict]:

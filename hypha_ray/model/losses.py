@@ -59,6 +59,7 @@ def compute_losses(
     inputs: Batch,
     head: torch.nn.Linear | None = None,
     token_loss: TokenLoss | None = None,
+    scale: torch.Tensor | None = None,
 ) -> Losses:
     """Run a model on a task's keyword arguments and return its losses.
 
@@ -68,6 +69,7 @@ def compute_losses(
         inputs: keyword arguments with labels, on the model's device.
         head: layer from `checks.fused_check.head_of` that the loss is fused with; None: it isn't fused.
         token_loss: a compiled `token_cross_entropy`; None: the function as it is.
+        scale: number that the loss will be multiplied by, for a fused loss in float16; None: none.
 
     Raises:
         ConfigError: the model returns no loss, or no logits for each token.
@@ -81,7 +83,7 @@ def compute_losses(
     if task.labels == "shifted" and "labels" in inputs:
         with nullcontext() if head is None else bypassed_head(head):
             output = forward(task, model, _without_labels(inputs))
-        reported_loss = shifted_cross_entropy(_logits(output), inputs["labels"], head, token_loss)
+        reported_loss = shifted_cross_entropy(_logits(output), inputs["labels"], head, token_loss, scale)
         return Losses(reported_loss, reported_loss + router_loss(model, output), output)
     output = forward(task, model, inputs)
     divisor = task.count(inputs) if task.summed else 1
@@ -141,6 +143,7 @@ def shifted_cross_entropy(
     labels: torch.Tensor,
     head: torch.nn.Linear | None = None,
     token_loss: TokenLoss | None = None,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the mean cross entropy of each label given the logits one position earlier.
 
@@ -159,7 +162,7 @@ def shifted_cross_entropy(
     if head is None:
         return (token_loss or token_cross_entropy)(scored, following)
     following = following.to(scored.device)
-    return fused_cross_entropy(scored.flatten(0, 1), head, following.flatten())
+    return fused_cross_entropy(scored.flatten(0, 1), head, following.flatten(), scale)
 
 
 def token_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -169,13 +172,17 @@ def token_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Ten
     return cross_entropy(rows, classes, ignore_index=IGNORE_INDEX)
 
 
-def fused_cross_entropy(hidden: torch.Tensor, head: torch.nn.Linear, labels: torch.Tensor) -> torch.Tensor:
+def fused_cross_entropy(
+    hidden: torch.Tensor, head: torch.nn.Linear, labels: torch.Tensor, scale: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return the mean cross entropy of each label given the hidden state at its own position.
 
     Args:
         hidden: hidden states [N, features].
         head: layer that makes logits of them.
         labels: class of each position, int64 [N].
+        scale: number that the loss will be multiplied by, a scalar; None: 1. Gradients are computed times it, since
+            small ones would vanish in float16.
 
     """
     device = hidden.device.type
@@ -184,7 +191,7 @@ def fused_cross_entropy(hidden: torch.Tensor, head: torch.nn.Linear, labels: tor
         dtype = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):
         loss: torch.Tensor = _Fused.apply(  # type: ignore[no-untyped-call]
-            hidden, head.weight, head.bias, labels, dtype, torch.is_grad_enabled()
+            hidden, head.weight, head.bias, labels, dtype, torch.is_grad_enabled(), scale
         )
     return loss
 
@@ -196,9 +203,10 @@ class _Fused(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
         """Compute chunk by chunk, with matrices of the given dtype and all else in float32.
 
-        Arguments are hidden states, weight and bias of the head, labels, the dtype, and whether gradients are enabled.
+        Arguments are hidden states, weight and bias of the head, labels, the dtype, whether gradients are enabled, and
+        the scale of the loss.
         """
-        hidden, weight, bias, labels, dtype, learns = arguments
+        hidden, weight, bias, labels, dtype, learns, scale = arguments
         is_scored = labels != IGNORE_INDEX
         classes = labels.masked_fill(~is_scored, 0)[:, None]
         shares = (is_scored / is_scored.sum())[:, None]
@@ -216,6 +224,8 @@ class _Fused(torch.autograd.Function):
             states = hidden[part].to(dtype)
             logits = linear(states, matrix, shift).float()
             loss += _loss_and_gradient(logits, classes[part], shares[part])
+            if scale is not None:
+                logits *= scale
             logits_gradient = logits.to(dtype)
             if hidden_gradient is not None:
                 hidden_gradient[part] = logits_gradient @ matrix
@@ -225,6 +235,7 @@ class _Fused(torch.autograd.Function):
                 weight_gradient.add_(logits_gradient.T @ states)
             if bias_gradient is not None:
                 bias_gradient += logits.sum(0)
+        ctx.scale = None if scale is None else scale.clone()
         ctx.gradients = []
         for gradient, argument in zip(gradients, arguments, strict=False):
             ctx.gradients.append(None if gradient is None else gradient.to(argument.dtype))
@@ -235,10 +246,11 @@ class _Fused(torch.autograd.Function):
         """Scale the gradients in place; they can't be used again."""
         gradients = ctx.gradients
         ctx.gradients = None
+        factor = factors[0] if ctx.scale is None else factors[0] / ctx.scale
         for gradient in gradients:
             if gradient is not None:
-                gradient.mul_(factors[0])
-        return (*gradients, None, None, None)
+                gradient.mul_(factor)
+        return (*gradients, None, None, None, None)
 
 
 def _loss_and_gradient(logits: torch.Tensor, classes: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:

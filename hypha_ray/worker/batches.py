@@ -98,14 +98,16 @@ class Computation:
         task: task from `resolve_task`.
         model: model to run.
         keeps_copies: whether copies of weights in 16 bits may be kept for a forward pass.
+        scale: scale of losses, which changes in place; None: they aren't scaled.
 
     Raises:
         ConfigError: MODEL020, the loss can't be fused.
 
     """
 
-    def __init__(self, job: Job, task: Task, model: Any, keeps_copies: bool) -> None:
+    def __init__(self, job: Job, task: Task, model: Any, keeps_copies: bool, scale: Tensor | None = None) -> None:
         self._task = task
+        self._scale = scale
         self._model = model
         self._keeps_copies = keeps_copies
         self.head: Any = None
@@ -164,7 +166,9 @@ class Computation:
         self.problems = (f"{names} = auto: what was chosen doesn't work here, and is left off ({reason})",)
 
     def _choose_function(self, compiles: bool) -> Compute:
-        compute = partial(compute_losses, self._task, self._model, head=self.head)
+        compute = partial(compute_losses, self._task, self._model)
+        if self.head is not None:
+            compute = partial(compute, head=self.head, scale=self._scale)
         if not compiles:
             return compute
         if self._layers:

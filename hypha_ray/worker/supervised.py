@@ -36,7 +36,7 @@ from hypha_ray.model.tokenizers import load_special_tokens
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import FinishedStep, PendingStep, ReadStep, Step, WholeModel, reading_from
-from hypha_ray.optim.torch_extras import add_gradients, scale_of
+from hypha_ray.optim.torch_extras import MIXED, add_gradients, scale_of
 from hypha_ray.types import Arrays, Flat, Samples, Sums
 from hypha_ray.worker.batches import Computation, InputCopies, Reduction, SingleProcess
 
@@ -99,9 +99,10 @@ class SupervisedTrainer(WholeModel):
         fuses = job.run.mode != "replay"
         self.optimizer = build_optimizer(self.model, inner, inner_steps(job), job.num_workers, self.shards, fuses)
         self._build_copy = partial(random_model, job.model, self._task)
+        self.loss_scale = scale_of(MIXED.get(job.worker.autocast), self.device)
+        scale = None if self.loss_scale is None else self.loss_scale.scale
         # Copies of weights in 16 bits would outlive the shards' weights, which are freed.
-        self._computation = Computation(job, self._task, self.model, keeps_copies=self.shards is None)
-        self.loss_scale = scale_of(self._computation.autocast, self.device)
+        self._computation = Computation(job, self._task, self.model, self.shards is None, scale)
         saved_names = self.model.state_dict().keys()
         self._buffers = [buffer for name, buffer in self.model.named_buffers() if name in saved_names]
         self._trained = [parameter for parameter in trained_module.parameters() if parameter.requires_grad]

@@ -111,8 +111,8 @@ def test_where_nothing_is_to_be_changed_all_are_off(device: DeviceFacts, tables:
 @pytest.mark.parametrize(
     ("tables", "device", "model", "expected"),
     [
-        ({}, T4, {}, EAGER | {"autocast": "fp16", "fused_loss": False}),
-        ({"worker": {"fused_loss": True}}, T4, {}, EAGER | {"autocast": "none"}),
+        ({}, T4, {}, EAGER | {"autocast": "fp16"}),
+        ({"worker": {"fused_loss": True}}, T4, {}, EAGER | {"autocast": "fp16"}),
         ({"worker": {"processes": 2, "sharding": "full"}}, T4, {}, EAGER | {"autocast": "fp16", "fused_loss": False}),
         ({}, replace(T4, capability=(6, 1)), {}, EAGER | {"autocast": "none"}),
         ({}, H200, {"narrow": True}, BEST | {"autocast": "none"}),

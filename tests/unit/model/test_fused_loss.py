@@ -121,6 +121,28 @@ def test_fused_loss_of_16_bits_is_as_close_to_that_of_32_as_the_plain_one() -> N
         assert float((ours - exact).norm()) < 1.2 * float((plain - exact).norm()) + 1e-6
 
 
+def test_fused_loss_of_float16_has_gradients_that_would_vanish_without_their_scale() -> None:
+    """A position's share of a mean over 400 and of 40 000 classes is far below float16's smallest number."""
+    torch.manual_seed(0)
+    hidden, head, labels = torch.randn(400, 16), torch.nn.Linear(16, 40_000), torch.randint(40_000, (400,))
+    found = dict[str, list[torch.Tensor]]()
+    for kind in ("exact", "scaled", "vanishing"):
+        states = hidden.clone().requires_grad_()
+        head.zero_grad()
+        scale = None if kind == "vanishing" else torch.tensor(2.0**16)
+        with torch.autocast("cpu", torch.float16, enabled=kind != "exact"):
+            loss = losses.fused_cross_entropy(states, head, labels, scale)
+        (loss * 2.0**16 * 0.5).backward()  # Half of a batch.
+        assert states.grad is not None
+        gradients = [states.grad, head.weight.grad.clone(), head.bias.grad.clone()]  # type: ignore[union-attr]
+        found[kind] = [loss.detach(), *(gradient / 2.0**15 for gradient in gradients)]
+    for exact, scaled, vanishing in zip(*found.values(), strict=True):
+        assert float((scaled - exact).norm()) < 2e-3 * float(exact.norm())
+        if exact.ndim == 2:
+            assert float((vanishing - exact).norm()) > 4 * float((scaled - exact).norm())
+    assert float(found["exact"][0]) == pytest.approx(float(cross_entropy(head(hidden), labels)), rel=1e-5)
+
+
 def check(config: dict[str, Any]) -> None:
     model = Model(config=config)
     network = skeleton(model)

@@ -192,6 +192,23 @@ def test_accumulated_and_summed_gradients_are_those_of_float16_without_a_scale()
     assert 0 < np.abs(ours - plain).max() < 5e-3 * np.abs(plain).max()
 
 
+def test_fused_loss_is_scaled_as_that_of_logits(high: None) -> None:
+    tables: dict[str, Any] = {"model": {"config": CONFIG}, "inner_optimizer": {"learning_rate": 1e-2}}
+    fused_worker = {"worker": {**FP16["worker"], "fused_loss": True}}
+    plain, fused = (SupervisedTrainer(Job.model_validate({**tables, **worker})) for worker in (FP16, fused_worker))
+    scales = []
+    for batch in batches(10):
+        expected, found = plain.step(batch), fused.step(batch)
+        assert found.scored == expected.scored
+        if found.scored:
+            assert float(found.loss) == pytest.approx(float(expected.loss), rel=1e-3)
+            assert float(found.norm) == pytest.approx(float(expected.norm), rel=2e-2)
+        assert plain.loss_scale is not None and fused.loss_scale is not None
+        scales.append(float(fused.loss_scale.scale))
+        assert scales[-1] == float(plain.loss_scale.scale)
+    assert scales[-1] < HIGH and expected.scored
+
+
 def test_damaged_sample_is_named_though_losses_are_scaled() -> None:
     bench = bench_of(VIT, np.nan, **FP16, dataset={"allow_quarantine": True}).run(plan_of(24))
     (event,) = bench.of(Damaged)
@@ -275,17 +292,9 @@ def test_processes_of_a_worker_share_the_scale(high: None) -> None:
         two.close()
 
 
-@pytest.mark.parametrize(
-    "tables",
-    [
-        {"rl": {"algorithm": "grpo", "model_workers": 2, "data_parallel": True}},
-        {"worker": {"fused_loss": True}},
-    ],
-    ids=["data parallel", "fused"],
-)
-def test_what_scales_no_losses_is_refused(tables: dict[str, Any]) -> None:
-    worker = {"autocast": "fp16", **tables.get("worker", {})}
-    job = Job.model_validate({**tables, "worker": worker})
+def test_gradients_of_other_model_workers_are_refused_as_they_are_not_scaled() -> None:
+    rl = {"algorithm": "grpo", "model_workers": 2, "data_parallel": True}
+    job = Job.model_validate({"rl": rl, "worker": {"autocast": "fp16"}})
     assert any(one.first == 'worker.autocast = "fp16"' for one in conflicts(job))
 
 
