@@ -21,10 +21,18 @@ between actors, so its arguments are plain strings. Its text has no secrets of U
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import ClassVar, ParamSpec, TypeVar
 
 from hypha_ray.texts import HIDDEN, redacted, secrets_of
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_PACKAGE = Path(__file__).parent
 _LONGEST_REASON = 300
 """Longest reason of a library in a message, in characters."""
 
@@ -137,8 +145,54 @@ def first_line(error: BaseException) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Class and text of an error of a library or of users' code, as one line of at most 300 characters."""
-    text = f"{type(error).__name__}: {error}"
-    return " ".join(text.split())[:_LONGEST_REASON]
+    try:
+        text = str(error)
+    except Exception as another:  # A class of users may have no text at all.
+        text = f"its text can't be had ({type(another).__name__})"
+    return " ".join(f"{type(error).__name__}: {text}".split())[:_LONGEST_REASON]
+
+
+def place_of(error: BaseException) -> str:
+    """File and line of users' code, or of a library, from which an error came: ``(mine.py, line 7)``; empty if ours."""
+    trace = error.__traceback__
+    while trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        if not file.is_relative_to(_PACKAGE):
+            return f"({file.name}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return ""
+
+
+@contextmanager
+def member_errors(member: str) -> Iterator[None]:
+    """Context in which whatever a member of users raises in a run is an error of the job.
+
+    Args:
+        member: family and name of the member, for the message.
+
+    Raises:
+        ConfigError: PLG004.
+
+    """
+    try:
+        yield
+    except HyphaError:
+        raise
+    except (Exception, SystemExit) as error:  # A member of users may raise anything.
+        got = f"{reason_of(error)} {place_of(error)}".strip()
+        fix = "mend it, then --resume the run; where that makes it another training (CKPT007), begin a new one"
+        raise ConfigError("PLG004", f"{member} fails in the run", got, fix=fix) from error
+
+
+def guarded(member: str, function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function whose calls run in the context of `member_errors`."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        with member_errors(member):
+            return function(*args, **kwargs)
+
+    return call
 
 
 def line_of(error: BaseException, url: str) -> str:

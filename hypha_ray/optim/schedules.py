@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hypha_ray.config.schema import Job
 from hypha_ray.config.training import InnerOptimizer, OuterOptimizer
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, guarded
 from hypha_ray.plugins import create
 from hypha_ray.types import Plan
 
@@ -53,7 +53,8 @@ def build_schedule(
         case own:
             from torch.optim.lr_scheduler import LambdaLR
 
-            schedule = LambdaLR(optimizer, own_factor(own, config.schedule_options, total, warmup))
+            factor = guarded(f"schedule {own}", own_factor(own, config.schedule_options, total, warmup))
+            schedule = LambdaLR(optimizer, factor)
     if config.schedule != "constant":
         schedule.lr_lambdas = [_bounded(curve, warmup, total, config.min_lr_rate) for curve in schedule.lr_lambdas]
     return schedule

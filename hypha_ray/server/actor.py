@@ -197,7 +197,8 @@ class ParameterServer(ListedActor):
         if self._warms_up(request.round):
             state = old_state
         if codec is not None:
-            return encode_result(codec, sync.error_feedback, theta, residual, (new_theta, state, verdict))
+            result = (new_theta, state, verdict)
+            return encode_result(sync.downward_codec, codec, sync.error_feedback, theta, residual, result)
         if not is_whole(state, spec):
             return new_theta, None, {}, verdict
         return new_theta, state, {}, verdict

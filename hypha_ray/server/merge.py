@@ -20,6 +20,7 @@ import torch
 
 from hypha_ray.codec.feedback import BLOCK, blocks
 from hypha_ray.config.schema import Sync
+from hypha_ray.errors import guarded, member_errors
 from hypha_ray.plugins import create, is_own
 from hypha_ray.server.payloads import square_distance, square_sum
 
@@ -81,7 +82,8 @@ def weights_of(sync: Sync, samples: Sequence[int]) -> Sequence[float]:
     if sync.weighting == "samples":
         return list(samples)
     if is_own("weightings", sync.weighting):
-        return own_weights(sync.weighting, sync.weighting_options, samples)
+        with member_errors(f"weighting {sync.weighting}"):
+            return own_weights(sync.weighting, sync.weighting_options, samples)
     return [1] * len(samples)
 
 
@@ -96,7 +98,7 @@ def merger(sync: Sync, samples: Sequence[int]) -> Merge:
             return trimmed_mean(workers, max(1, trimmed))
         case "median":
             return trimmed_mean(workers, workers)
-    return own_merge(sync.merge, sync.merge_options, weights_of(sync, samples))
+    return guarded(f"merge rule {sync.merge}", own_merge(sync.merge, sync.merge_options, weights_of(sync, samples)))
 
 
 def mean(weights: Sequence[float]) -> Merge:
@@ -292,7 +294,7 @@ def own_merge(name: str, options: Mapping[str, Any] | None, weights: Sequence[fl
         copies = [value.clone() for value in values]
         merged_values = rule(copies, list(weights))
         require_like(name, merged_values, scratch)
-        return scratch.copy_(merged_values)
+        return scratch.copy_(merged_values.detach())
 
     return merge
 

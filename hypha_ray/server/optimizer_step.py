@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.errors import guarded
 from hypha_ray.model.layout import gather, scatter, view
 from hypha_ray.model.lora import ActorCritic, build_trained
 from hypha_ray.optim.optimizers import Inner, build_optimizer
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import export_state, load_state
+from hypha_ray.plugins import is_own
 from hypha_ray.rl.learner import Joint, critic_settings
 from hypha_ray.types import Entry, Flat, Layout
 from hypha_ray.types.data import is_trained
@@ -33,6 +37,10 @@ class ModelOptimizerStep:
             if parameter.is_floating_point() and parameter.element_size() < 4:
                 parameter.data = parameter.data.float()
         self._optimizer = _trained_optimizer(job, self._model)
+        self._step: Callable[[], None] = self._optimizer.step
+        inner = job.inner_optimizer.name
+        if is_own("inner_optimizers", inner):
+            self._step = guarded(f"inner optimizer {inner}", self._optimizer.step)
         parameters = dict(self._model.named_parameters())
         self._trained: list[tuple[Entry, torch.nn.Parameter]] = []
         """Entries of the layout with their parameters."""
@@ -62,7 +70,7 @@ class ModelOptimizerStep:
             parameter.grad = torch.from_numpy(view(entry, out))
         load_state(self._optimizer, state)
         self._optimizer.seek(round)
-        self._optimizer.step()
+        self._step()
         gather(self._model, self._layout, 0, out)
         return export_state(self._optimizer)
 

@@ -18,6 +18,7 @@ import torch
 from hypha_ray.config import Job
 from hypha_ray.config.schema import Sync
 from hypha_ray.config.training import OuterOptimizer
+from hypha_ray.errors import guarded
 from hypha_ray.kernels import Averaged, is_worth_it, load_ahead, portions
 from hypha_ray.kernels import nesterov as fused_nesterov
 from hypha_ray.plugins import create, find
@@ -87,7 +88,7 @@ def outer_step(outer: OuterOptimizer, eta: float, round: int, group: Group) -> S
     """Step of the job's outer optimizer, with the round's learning rate η."""
     member = find("outer_optimizers", outer.name)
     if inspect.isclass(member):
-        return own_step(outer, eta, round, group)
+        return guarded(f"outer optimizer {outer.name}", own_step(outer, eta, round, group))
     step: Step = member(outer, eta, round, group)
     return step
 
@@ -228,7 +229,7 @@ def own_step(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Ste
         new_theta, new_state = optimizer.step(theta.clone(), delta, state, eta, round)
         for new_values, out in zip((new_theta, *new_state), (theta_out, *state_out), strict=True):
             require_like(outer.name, new_values, out)
-            out.copy_(new_values)
+            out.copy_(new_values.detach())
         for array in state_out:
             if not torch.isfinite(array).all():
                 return math.inf

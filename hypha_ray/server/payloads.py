@@ -8,19 +8,22 @@ effect as an absent one, bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from hypha_ray.codec import Form, payload_bytes
+from hypha_ray.codec import Codec, Form, payload_bytes
 from hypha_ray.codec.feedback import publish, tensors
 from hypha_ray.codec.formats.chunked import Chunked
 from hypha_ray.config.schema import Job
+from hypha_ray.errors import guarded
 from hypha_ray.kernels import SMALL
+from hypha_ray.plugins import is_own
 from hypha_ray.store.restore_point import saved_layout
 from hypha_ray.store.snapshots import Array, Snapshot, flattened, flattened_outer, named
 from hypha_ray.types import Flat, Rejection, Verdict
@@ -38,6 +41,20 @@ class Received(NamedTuple):
     incarnation: int
     weight: int
     payload: Flat
+
+
+def reader(
+    name: str, codec: Codec, payloads: Sequence[Mapping[str, torch.Tensor]], group: str, theta: torch.Tensor
+) -> Callable[[slice], list[torch.Tensor]]:
+    """Return a function that decodes a block of a group from each payload; a user's codec may raise anything."""
+    read = partial(_decoded, codec, payloads, group, theta)
+    return guarded(f"codec {name}", read) if is_own("codecs", name) else read
+
+
+def _decoded(
+    codec: Codec, payloads: Sequence[Mapping[str, torch.Tensor]], group: str, theta: torch.Tensor, part: slice
+) -> list[torch.Tensor]:
+    return [codec.decode(payload, group, part, theta[part]) for payload in payloads]
 
 
 def admit(
@@ -139,9 +156,11 @@ def split_state(momentum: Flat) -> tuple[Flat, Flat]:
 
 
 def encode_result(
-    codec: Chunked, decay: float, theta: Flat, residual: Flat, result: tuple[Flat, Flat, Verdict]
+    name: str, codec: Chunked, decay: float, theta: Flat, residual: Flat, result: tuple[Flat, Flat, Verdict]
 ) -> tuple[Flat, Flat, Flat, Verdict]:
     """Encode the result of `reduce`, and overwrite its weights by those that all workers will decode.
+
+    `name` is the codec's in the job file.
 
     Returns:
         New weights, new state with the new encoding error, the encoded difference, and the verdict.
@@ -150,7 +169,8 @@ def encode_result(
     new_theta, outer_state, verdict = result
     payload: Flat = {}
     if verdict.accepted:
-        payload, residual = publish(codec, decay, theta, new_theta, residual)
+        encode = guarded(f"codec {name}", publish) if is_own("codecs", name) else publish
+        payload, residual = encode(codec, decay, theta, new_theta, residual)
         verdict = replace(verdict, coded_bytes=payload_bytes(payload))
     named_residual = {_RESIDUAL + group: array for group, array in residual.items()}
     return new_theta, outer_state | named_residual, payload, verdict

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -46,7 +45,7 @@ from hypha_ray.server.outer import (
     slots_of,
     undelayed,
 )
-from hypha_ray.server.payloads import Received, admit, clip_scales, excessive, square_sum
+from hypha_ray.server.payloads import Received, admit, clip_scales, excessive, reader, square_sum
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, RoundProgress, Verdict
 from hypha_ray.types.data import dtype_of, is_trained
 
@@ -433,14 +432,8 @@ def _values(
 ) -> Values:
     """Workers' values of a group, with deltas multiplied by `scales`."""
     sends_deltas = spec.codec.yields == "deltas" or spec.optimizer_step is not None
-    read = partial(_decode, spec.codec, payloads, group, theta)
+    read = reader(spec.sync.codec, spec.codec, payloads, group, theta)
     return Values(read, theta, is_trained(group) and sends_deltas, scales or [1.0] * len(payloads), needs_deltas)
-
-
-def _decode(
-    codec: Codec, payloads: Sequence[_Tensors], group: str, theta: torch.Tensor, part: slice
-) -> list[torch.Tensor]:
-    return [codec.decode(payload, group, part, theta[part]) for payload in payloads]
 
 
 def _in_order(rejected: Iterable[Rejection]) -> tuple[Rejection, ...]:

@@ -131,7 +131,7 @@ def flat(seed: int) -> Flat:
 def once(theta: Flat, momentum: Flat, new: Flat) -> tuple[Flat, Flat, Flat, Verdict]:
     assert CODEC is not None
     own, residual = split_state(momentum)
-    return encode_result(CODEC, 1.0, theta, residual, ({GROUP: new[GROUP].copy()}, own, TAKEN))
+    return encode_result("int8", CODEC, 1.0, theta, residual, ({GROUP: new[GROUP].copy()}, own, TAKEN))
 
 
 def test_whole_weights_have_the_bfloat16_form_of_those_that_workers_have() -> None:
@@ -168,7 +168,7 @@ def test_same_arguments_give_the_same_bits() -> None:
 def test_round_of_which_nothing_was_taken_changes_nothing() -> None:
     assert CODEC is not None
     theta, residual, nothing = flat(0), flat(5), Verdict(3, (), (), 0.0)
-    new, state, payload, _ = encode_result(CODEC, 1.0, theta, residual, (theta, {}, nothing))
+    new, state, payload, _ = encode_result("int8", CODEC, 1.0, theta, residual, (theta, {}, nothing))
     assert new is theta and state[f"left-out/{GROUP}"] is residual[GROUP] and payload == {}
 
 

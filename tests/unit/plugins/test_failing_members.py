@@ -1,0 +1,120 @@
+"""Members that users bring and that fail while a run trains: one error of the job, which names them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hypha_ray.codec import upward_codec
+from hypha_ray.config.schema import Sync
+from hypha_ray.config.training import InnerOptimizer, OuterOptimizer
+from hypha_ray.errors import ConfigError, place_of, reason_of
+from hypha_ray.optim.schedules import build_schedule
+from hypha_ray.server.payloads import Received
+from hypha_ray.server.reduce import ReduceSpec, initial_momentum, reduce
+from hypha_ray.types import Entry, Flat, Layout
+from tests.support.plugins import Written
+
+GROUP = "parameters/float32"
+SIZE = 200
+LAYOUT = Layout((Entry("w", "float32", (SIZE,), 0, GROUP, 0, SIZE),))
+MEMBERS = """
+import sys
+import torch
+from hypha_ray.codec.formats.chunked import Chunked
+
+def fail_if_long(array):
+    if len(array) > 100:
+        RAISE
+
+class Outer:
+    slots = ()
+    def step(self, theta, delta, state, rate, round):
+        fail_if_long(theta)
+        return theta + delta, []
+
+def merge(deltas, weights):
+    fail_if_long(deltas[0])
+    return torch.nn.Parameter(sum(deltas) / len(deltas))
+
+def weigh(samples):
+    fail_if_long(range(200))
+    return samples
+
+class Plain(Chunked):
+    name, chunk, arrays = "plain", 1, {"values": ("float32", 1)}
+    def compress(self, values):
+        return {"values": values}
+    def expand(self, parts):
+        fail_if_long(parts["values"])
+        return parts["values"]
+
+def schedule(step, total_steps, warmup_steps):
+    fail_if_long(range(100 + step))
+    return 1.0
+"""
+
+
+def step(outer: OuterOptimizer | None = None, **settings: str) -> Flat:
+    """New weights after a step on two workers' values, of which one moves by 1, the other one by 3."""
+    outer, sync = outer or OuterOptimizer(name="average"), Sync.model_validate(settings)
+    spec = ReduceSpec(LAYOUT, 0, outer, sync, upward_codec(sync), rounds=10)
+    received = []
+    for worker, value in enumerate((1.0, 3.0)):
+        values = np.full(SIZE, value, np.float32)
+        payload = {GROUP: values} if sync.codec == "fp32" else {f"{GROUP}/values": values}
+        received.append(Received(worker, 0, 1, payload))
+    zeros = {GROUP: np.zeros(SIZE, np.float32)}
+    return reduce(1, zeros, initial_momentum(LAYOUT, 0, outer.name), received, spec)[0]
+
+
+@pytest.mark.parametrize("raised", ["raise KeyError('odd')", "sys.exit(3)"])
+@pytest.mark.parametrize(
+    ("noun", "key", "member"),
+    [
+        ("outer optimizer", "name", "Outer"),
+        ("merge rule", "merge", "merge"),
+        ("weighting", "weighting", "weigh"),
+        ("codec", "codec", "Plain"),
+    ],
+)
+def test_member_that_raises_at_the_server_is_one_error_with_its_place(
+    written: Written, noun: str, key: str, member: str, raised: str
+) -> None:
+    module = written(MEMBERS.replace("RAISE", raised))
+    name = f"{module}:{member}"
+    with pytest.raises(ConfigError) as caught:
+        step(OuterOptimizer(name=name)) if key == "name" else step(**{key: name})
+    line = str(caught.value)
+    assert caught.value.code == "PLG004" and line.startswith(f"error[PLG004]: {noun} {name} fails in the run")
+    assert f"({module}.py, line " in line and ("KeyError: 'odd'" in line or "SystemExit: 3" in line)
+
+
+def test_member_may_give_tensors_with_a_gradient(written: Written) -> None:
+    name = f"{written(MEMBERS.replace('RAISE', 'pass'))}:merge"
+    assert np.array_equal(step(merge=name)[GROUP], np.full(SIZE, 2, np.float32))
+
+
+def test_schedule_that_raises_at_a_later_step_is_one_error(written: Written) -> None:
+    name = f"{written(MEMBERS.replace('RAISE', 'raise ZeroDivisionError'))}:schedule"
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    schedule = build_schedule(optimizer, InnerOptimizer(schedule=name), 20)
+    (curve,) = schedule.lr_lambdas
+    assert curve(0) == 1.0
+    with pytest.raises(ConfigError, match=rf"PLG004.*schedule {name} fails in the run.*ZeroDivisionError"):
+        curve(1)
+
+
+def test_error_without_a_text_has_a_reason() -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert reason_of(Odd()) == "Odd: its text can't be had (RuntimeError)"
+
+
+def test_place_of_an_error_is_that_of_users_code() -> None:
+    with pytest.raises(ConfigError) as caught:
+        step(merge="not_here:merge")
+    assert place_of(caught.value).startswith("(test_failing_members.py, line ")
