@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from hypha_ray.codec import downward_codec
 from hypha_ray.config import Job
-from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.errors import ConfigError, HyphaError, place_of, reason_of
 from hypha_ray.failpoints import failpoint
 from hypha_ray.types import (
     Alive,
@@ -421,17 +421,23 @@ class Incarnation:
             log.info("stopped")
         except HyphaError as error:
             self._out.put(Failed(self.source, error))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # A member of users may raise anything.
             log.exception("the inner loop broke")
-            config_error = _as_config_error(error)
-            if config_error is not None:
-                self._out.put(Failed(self.source, config_error))
-            else:
-                self._out.put(error)
+            self._out.put(self._end_of(error))
         self._out.put(None)
 
+    def _end_of(self, error: BaseException) -> Event | Exception:
+        """Last item of the stream after an error: one that isn't the job's fault is raised in the worker."""
+        config_error = _as_config_error(error)
+        if config_error is not None:
+            return Failed(self.source, config_error)
+        if not isinstance(error, Exception):  # The thread would end by it, and the stream never.
+            return RuntimeError(f"{reason_of(error)} {place_of(error)}")
+        error.add_note(place_of(error))
+        return error
 
-def _as_config_error(error: Exception) -> ConfigError | None:
+
+def _as_config_error(error: BaseException) -> ConfigError | None:
     """Error of a job in replay mode whose model needs an operation that isn't reproducible; None for other errors."""
     text = str(error)
     if NOT_REPRODUCIBLE not in text:

@@ -13,7 +13,7 @@ import ray
 from ray import ObjectRefGenerator
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
-from hypha_ray.errors import HyphaError, QuarantinedError, first_line
+from hypha_ray.errors import HyphaError, QuarantinedError, first_line, reason_of
 from hypha_ray.failpoints import failpoint
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
@@ -184,8 +184,8 @@ class WorkerDispatcher:
             reason = death_text(error)
         except Exception as error:
             cause = getattr(error, "cause", error)
-            words = f"{type(cause).__name__}: {cause}".split()
-            text = " ".join(words)
+            places = " ".join(getattr(cause, "__notes__", ()))
+            text = f"{reason_of(cause)} {places}".strip()
             reason = f"the inner loop broke: {text}"
             if isinstance(cause, ProcessLostError):
                 reason = first_line(cause)

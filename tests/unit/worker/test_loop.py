@@ -248,3 +248,19 @@ def test_operation_that_is_not_reproducible_is_refused_by_its_name() -> None:
     (said,) = Incarnation(Job(), Source("run", 0, 1), loop).run()
     assert isinstance(said, Failed) and isinstance(said.error, ConfigError)
     assert said.error.code == "TRN005" and "put_ isn't reproducible" in said.error.what
+
+
+class Exiting:
+    """An inner loop whose code ends its thread."""
+
+    def run(self) -> None:
+        raise SystemExit(4)
+
+
+def test_loop_that_ends_its_thread_ends_the_stream_with_an_error() -> None:
+    def loop(*_: Any) -> Exiting:
+        return Exiting()
+
+    stream = Incarnation(Job(), Source("run", 0, 1), loop).run()
+    with pytest.raises(RuntimeError, match=r"^SystemExit: 4 \(test_loop\.py, line \d+\)$"):
+        next(stream)
