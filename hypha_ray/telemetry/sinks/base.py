@@ -13,10 +13,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from hypha_ray.config import Job
+from hypha_ray.errors import reason_of
 from hypha_ray.plugins import create, find, is_built_in
 from hypha_ray.telemetry.sinks.files import (
     EVENTS,
@@ -207,7 +210,8 @@ def _key_of(response: Record) -> tuple[Any, ...]:
 class Isolated:
     """A sink in a thread of its own, behind a bounded queue; none of its methods blocks or raises.
 
-    A sink that can't be started is tried again until the run ends. Its records wait in the queue.
+    A sink that can't be started is tried again until the run ends. Its records wait in the queue. It gets copies, so it
+    may change them.
     """
 
     def __init__(self, sink: Sink, tally: Tally, capacity: int = CAPACITY) -> None:
@@ -225,15 +229,15 @@ class Isolated:
 
     def record(self, record: Record) -> None:
         """Queue a record, or count it as dropped."""
-        self._put(lambda: self._sink.record(record))
+        self._put(lambda: self._sink.record(deepcopy(record)))
 
     def event(self, event: Record) -> None:
         """Queue an event, or count it as dropped."""
-        self._put(lambda: self._sink.event(event))
+        self._put(lambda: self._sink.event(deepcopy(event)))
 
     def summary(self, figures: Record) -> None:
         """Queue the run's figures."""
-        self._put(lambda: self._sink.summary(figures))
+        self._put(lambda: self._sink.summary(deepcopy(figures)))
 
     def close(self) -> None:
         """Make the thread end when the queue is empty; `join` waits for it."""
@@ -275,9 +279,9 @@ class Isolated:
         while True:
             is_last_attempt = self._closing.is_set()
             try:
-                self._sink.start(self._config)
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
+                self._sink.start(deepcopy(self._config))
+            except (Exception, SystemExit) as error:  # A sink of users may raise anything.
+                reason = reason_of(error)
             else:
                 if has_failed:
                     self.tally.began()
@@ -294,8 +298,30 @@ class Isolated:
     def _call_sink(self, call: Call) -> None:
         try:
             call()
-        except Exception as error:
-            self.tally.fail(f"{type(error).__name__}: {error}")
+        except (Exception, SystemExit) as error:  # A sink of users may raise anything.
+            self.tally.fail(reason_of(error))
+
+
+class MadeLate:
+    """Sink of users that is made at its start, since its constructor may fail or wait, too.
+
+    Args:
+        make: function that makes the sink.
+
+    """
+
+    def __init__(self, make: Callable[[], Sink]) -> None:
+        self._make = make
+        self._sink: Sink | None = None
+
+    def start(self, config: Record) -> None:
+        """Make the sink, and open it."""
+        sink = self._make()
+        sink.start(config)
+        self._sink = sink
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._sink, method)
 
 
 class Composite:
@@ -385,7 +411,8 @@ def build(
             continue
         tally = Tally(name)
         sink_place = SinkPlace(run, directory, tally, trackers_folder, aim_repository)
-        sink = create("sinks", name, options.get(name), sink_place)
+        make: Callable[[], Sink] = partial(create, "sinks", name, options.get(name), sink_place)
+        sink: Any = make() if is_built_in("sinks", name) else MadeLate(make)
         isolated.append(Isolated(sink, tally))
     if status_bridge is not None:
         from hypha_ray.telemetry.sinks.status import StatusBridge

@@ -86,6 +86,16 @@ def test_sink_of_a_user_gets_records_beside_the_files(tmp_path: Path, written: W
     assert sinks.losses()[name] == {"failed": 0, "dropped": 0}
 
 
+def test_sink_that_cannot_be_made_harms_no_other_sink(tmp_path: Path, written: Written) -> None:
+    broken = LINES.replace("self.path, self.kinds =", "raise OSError('gone')\n        _ =")
+    sinks = build(tmp_path, "run-1", ["jsonl", f"{written(broken)}:Lines", f"{written(LINES)}:Lines"])
+    sinks.start({})
+    sinks.record({"kind": "round", "round": 0})
+    sinks.close()
+    assert json.loads((tmp_path / "run-1.lines").read_text())["round"] == 0
+    assert any("can't be started yet (OSError: gone)" in problem for problem in sinks.problems())
+
+
 def test_source_of_a_member_is_part_of_the_runs_identity(tmp_path: Path, written: Written) -> None:
     module = written(LINES)
     job = job_of(f"{module}:Lines")

@@ -136,6 +136,41 @@ def test_isolated_sink_that_cannot_start_gets_nothing() -> None:
     assert sink.tally.counts() == {"failed": 1, "dropped": len(RECORDS)}
 
 
+def test_isolated_sink_that_ends_its_thread_is_counted_and_goes_on() -> None:
+    class Exiting(Collecting):
+        def event(self, event: Record) -> None:
+            raise SystemExit(3)
+
+    sink, tally = Exiting(), Tally("exiting")
+    isolated = Isolated(sink, tally)
+    isolated.start({})
+    isolated.event({"kind": "join"})
+    isolated.record(RECORDS[0])
+    isolated.close()
+    isolated.join(PATIENCE_S)
+    assert sink.got == [("start", {}), RECORDS[0], "close"]
+    assert tally.counts() == {"failed": 1, "dropped": 0}
+    assert (
+        tally.next_problem()
+        == "telemetry sink exiting failed (SystemExit: 3); training goes on, further losses are only counted"
+    )
+
+
+def test_isolated_sink_may_change_what_it_gets() -> None:
+    class Changing(Collecting):
+        def record(self, record: Record) -> None:
+            record.pop("kind")
+            record["batches"].clear()
+
+    isolated = Isolated(Changing(), Tally("changing"))
+    record = {"kind": "round", "batches": {"0": 3}}
+    isolated.start({})
+    isolated.record(record)
+    isolated.close()
+    isolated.join(PATIENCE_S)
+    assert record == {"kind": "round", "batches": {"0": 3}}
+
+
 def test_isolated_sink_that_comes_late_gets_everything() -> None:
     inner = Late()
     sink = Isolated(inner, Tally("mlflow"))
