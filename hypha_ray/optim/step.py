@@ -5,8 +5,8 @@ device    ──── step 1 ────►──── step 2 ────►
 
 The state is that of the optimizer, from which a successor goes on to the bit. The weights of a round come from the
 server, positions in the schedules follow from the round, and random numbers from seed, round and worker. Keys are
-``optimizer/parameter/name``, such as ``0/17/exp_avg``, both counted as torch does. numpy lacks bfloat16, whose bits
-travel as uint16.
+``optimizer/parameter/name``, such as ``0/17/exp_avg``, both counted as torch does. Plain numbers, as some optimizers
+count steps, have ``:number`` behind the name. numpy lacks bfloat16, whose bits travel as uint16.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hypha_ray.errors import CheckpointError
+from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.model.flat import Array, Groups
 from hypha_ray.model.layout import array_of, gather, scatter, tensor_of
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.types import Flat, Layout, PromptsOfResponder, Samples, Sums
+
+_NUMBER = ":number"
+"""End of the key of a state that is no tensor but a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +146,36 @@ class ReadStep:
 
 
 def export_state(inner: Inner) -> Flat:
-    """Copy the state of all optimizers into fresh arrays."""
+    """Copy the state of all optimizers into fresh arrays; what is None is left out.
+
+    Raises:
+        ConfigError: OPT009, a state is neither a tensor nor a number.
+
+    """
     arrays: Flat = {}
     for optimizer_number, optimizer in enumerate(inner.optimizers):
-        for index, tensors in optimizer.state_dict()["state"].items():
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    arrays[f"{optimizer_number}/{index}/{name}"] = array_of(tensor, copy=True)
+        for index, state in optimizer.state_dict()["state"].items():
+            for name, value in state.items():
+                if value is not None:
+                    key, array = _named_array(name, value)
+                    arrays[f"{optimizer_number}/{index}/{key}"] = array
     return arrays
+
+
+def _named_array(name: str, value: Any) -> tuple[str, Array]:
+    """Return the end of the key of a value of an optimizer's state, and its array.
+
+    Raises:
+        ConfigError: OPT009.
+
+    """
+    if isinstance(value, torch.Tensor):
+        return name, array_of(value, copy=True)
+    if isinstance(value, int | float):
+        return f"{name}{_NUMBER}", np.array(value)
+    problem = f"inner_optimizer.name: the state {name} of the optimizer can't be saved with the run"
+    fix = "keep it in a tensor, or choose another optimizer"
+    raise ConfigError("OPT009", problem, type(value).__name__, "tensors and numbers", fix)
 
 
 def load_state(inner: Inner, arrays: Mapping[str, Array]) -> None:
@@ -161,21 +186,21 @@ def load_state(inner: Inner, arrays: Mapping[str, Array]) -> None:
 
     """
     parameters = [_parameters(optimizer) for optimizer in inner.optimizers]
-    states = [dict[int, dict[str, torch.Tensor]]() for _ in inner.optimizers]
+    states = [dict[int, dict[str, torch.Tensor | float]]() for _ in inner.optimizers]
     for key, array in arrays.items():
-        optimizer_number, index, name = key.split("/")
+        optimizer_number, index, name = key.split("/", 2)
         try:
-            tensor = _tensor(array, parameters[int(optimizer_number)][int(index)])
+            value = _value(name, array, parameters[int(optimizer_number)][int(index)])
         except (IndexError, ValueError) as error:
             problem = "the inner state doesn't fit the model and inner_optimizer"
             raise CheckpointError("OPT005", problem, f"{key} of shape {array.shape}") from error
-        tensors = states[int(optimizer_number)].setdefault(int(index), {})
-        tensors[name] = tensor
+        values = states[int(optimizer_number)].setdefault(int(index), {})
+        values[name.removesuffix(_NUMBER)] = value
     for optimizer, state in zip(inner.optimizers, states, strict=True):
         put_state(optimizer, state)
 
 
-def put_state(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, torch.Tensor]]) -> None:
+def put_state(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, torch.Tensor | float]]) -> None:
     """Set an optimizer's state by the indices of its parameters; all tensors keep their dtypes.
 
     Torch would cast floats to the dtype of their parameter, which changes the value of a running product.
@@ -183,11 +208,11 @@ def put_state(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str,
     groups: Any = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     parameters = _parameters(optimizer)
-    for index, tensors in state.items():
+    for index, values in state.items():
         loaded_state = optimizer.state[parameters[index]]
-        for name, tensor in tensors.items():
-            if loaded_state[name].dtype != tensor.dtype:
-                loaded_state[name] = tensor.to(loaded_state[name].device)
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and loaded_state[name].dtype != value.dtype:
+                loaded_state[name] = value.to(loaded_state[name].device)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
@@ -196,6 +221,14 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     for group in optimizer.param_groups:
         parameters += group["params"]
     return parameters
+
+
+def _value(name: str, array: Array, parameter: torch.nn.Parameter) -> torch.Tensor | float:
+    """Return a value of a parameter's state: a number, or a tensor as `_tensor` makes it."""
+    if name.endswith(_NUMBER):
+        number: float = array.item()
+        return number
+    return _tensor(array, parameter)
 
 
 def _tensor(array: Array, parameter: torch.nn.Parameter) -> torch.Tensor:

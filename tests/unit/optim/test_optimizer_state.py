@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hypha_ray.config.training import InnerOptimizer
-from hypha_ray.errors import CheckpointError
+from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.optim.optimizers import Inner, build_optimizer
 from hypha_ray.optim.step import export_state, load_state
 from tests.unit.optim.test_optimizers import network, train, values
@@ -46,6 +46,51 @@ def test_state_loaded_elsewhere_goes_on_to_the_bit(name: str) -> None:
     train(second, after, range(5, 8))
     assert values(second) == values(straight) and after.learning_rate == inner.learning_rate
     assert all(np.array_equal(state[key], kept[key]) for key in kept), "the arrays were written to"
+
+
+class Counting(torch.optim.Optimizer):
+    """Momentum whose bias is corrected by a number of steps that is no tensor, as in many optimizers of others."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["step"] = state.get("step", 0) + 1
+            state["scale"] = 0.9 ** state["step"]
+            state["nothing"] = None
+            mean = state.setdefault("mean", torch.zeros_like(parameter)).lerp_(parameter.grad, 0.1)
+            parameter.add_(mean / (1 - state["scale"]), alpha=-self.param_groups[0]["lr"])
+
+
+class Opaque(Counting):
+    """An optimizer with a function in its state."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for state in self.state.values():
+            state["curve"] = len
+
+
+def test_numbers_of_a_users_optimizer_stay_numbers() -> None:
+    (straight, inner), (first, before), (second, after) = (built(f"{__name__}:Counting") for _ in range(3))
+    train(straight, inner, range(8))
+    train(first, before, range(5))
+    second.load_state_dict(first.state_dict())
+    load_state(after, as_ray_gives_it(export_state(before)))
+    after.seek(5)
+    train(second, after, range(5, 8))
+    assert values(second) == values(straight)
+    assert {type(state["step"]) for state in after.optimizers[0].state.values()} == {int}
+
+
+def test_state_that_cannot_be_saved_is_named() -> None:
+    model, inner = built(f"{__name__}:Opaque")
+    train(model, inner, range(1))
+    with pytest.raises(ConfigError, match=r"OPT009.*the state curve of the optimizer can't be saved"):
+        export_state(inner)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
