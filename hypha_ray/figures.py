@@ -109,7 +109,7 @@ def _metric(name: str, figure: Figure, sums: Sums) -> float | None:
         return None
     try:
         value = float(figure(own_sums))
-    except Exception:  # Code of users may raise anything.
+    except (Exception, SystemExit):  # Code of users may raise anything.
         return None
     return value if math.isfinite(value) else None
 

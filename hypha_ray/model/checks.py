@@ -270,6 +270,18 @@ def check_on_copy(check: Callable[[Any], None], config: Any, build: Build, param
     return False
 
 
+@contextmanager
+def evaluating(network: Any) -> Iterator[None]:
+    """Context in which a model is in evaluation mode, without gradients."""
+    training = network.training
+    network.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        network.train(training)
+
+
 def _candidates(config: Any, parameters: int) -> Iterator[Any]:
     """Return the configurations to try: copies of a large model, then its own unless that is too large to build."""
     if parameters > SMALL:

@@ -233,7 +233,7 @@ def _untrusted(repository: str) -> AuthenticationError:
 
 @contextmanager
 def errors_as(error_type: type[HyphaError], code: str, problem: str) -> Iterator[None]:
-    """Turn any exception of a library into one of our errors.
+    """Turn any exception of a library or of users' code into one of our errors.
 
     Model classes raise anything for a wrong value, from AssertionError to KeyError, so every exception is caught.
     """
@@ -244,7 +244,7 @@ def errors_as(error_type: type[HyphaError], code: str, problem: str) -> Iterator
     except ImportError as error:
         missing_text = f"{problem}: a package is missing"
         raise ConfigError("MODEL008", missing_text, reason_of(error), fix="install it") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, MemoryError) or "allocate memory" in str(error):
             raise CapacityError("MODEL014", f"{problem}: too little memory", reason_of(error)) from error
         raise error_type(code, problem, reason_of(error)) from error

@@ -12,15 +12,21 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 
 from hypha_ray.errors import ConfigError, HyphaError, reason_of
-from hypha_ray.model.checks import Build, check_on_copy, unusable_error
-from hypha_ray.model.losses import Losses, bypassed_head, compute_losses, forward, loss_of, token_cross_entropy
+from hypha_ray.model.checks import Build, check_on_copy, evaluating, unusable_error
+from hypha_ray.model.losses import (
+    Losses,
+    bypassed_head,
+    check_own_gradient,
+    compute_losses,
+    forward,
+    loss_of,
+    token_cross_entropy,
+)
 from hypha_ray.model.metrics import MASKING_SEED, Metrics, check_metrics, tensors_of
 from hypha_ray.model.task import IGNORE_INDEX, Task
 from hypha_ray.texts import counted
@@ -57,7 +63,7 @@ def check_loss_on_copy(task: Task, samples: Samples, config: Any, build: Build, 
         ConfigError: the model can't be run on the samples, or has no loss, or not the task's.
 
     """
-    return check_on_copy(lambda network: _check(task, network, samples), config, build, parameters)
+    return check_on_copy(lambda network: _check(task, network, samples, trains=True), config, build, parameters)
 
 
 def check_loss_of(task: Task, network: Any, samples: Samples) -> None:
@@ -82,13 +88,13 @@ def check_metrics_of(metrics: Metrics, task: Task, samples: Samples, network: An
         ConfigError: MODEL024, the model has no logits for each label, or a metric fails.
 
     """
-    with _evaluating(network):
+    with evaluating(network):
         inputs = _inputs(task, choose_samples(task, samples), network)
         check_metrics(metrics, task, compute_losses(task, network, inputs).output, inputs)
 
 
-def _check(task: Task, network: Any, samples: Samples) -> None:
-    with _evaluating(network):
+def _check(task: Task, network: Any, samples: Samples, trains: bool = False) -> None:
+    with evaluating(network):
         samples = choose_samples(task, samples)
         check_padding(task, network, samples)
         inputs = _inputs(task, samples, network)
@@ -96,6 +102,8 @@ def _check(task: Task, network: Any, samples: Samples) -> None:
             return
         _check_apart(task, network, samples, inputs)
         whole_losses = compute_losses(task, network, inputs)
+        if trains and task.own_loss is not None:
+            check_own_gradient(task, network, inputs)
         _check_against_own(task, network, inputs, whole_losses)
         if task.objective is None:  # Preference losses may depend on other samples of the batch.
             _check_additive(task, network, samples, float(whole_losses.reported) * task.count(inputs))
@@ -327,17 +335,6 @@ def _close(loss: float, expected_loss: float, tolerance: float = _CLOSE) -> bool
         return True  # A sample that overflows and a diverged model tell nothing about the loss.
     scale = max(abs(loss), abs(expected_loss))
     return abs(loss - expected_loss) <= tolerance * scale + 1e-6
-
-
-@contextmanager
-def _evaluating(network: Any) -> Iterator[None]:
-    training = network.training
-    network.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        network.train(training)
 
 
 def _wrong_loss(network: Any, task: Task, got: str) -> ConfigError:

@@ -352,6 +352,28 @@ def sample_losses(task: Task, output: Any, inputs: Batch) -> torch.Tensor:
     return losses
 
 
+def check_own_gradient(task: Task, network: Any, inputs: Batch) -> None:
+    """Take the gradient of a loss of users on a batch, as training does; the model is left unchanged.
+
+    Args:
+        task: task with a loss of its own.
+        network: model that may be small.
+        inputs: keyword arguments of the model, with labels.
+
+    Raises:
+        ConfigError: MODEL025, the loss changes its inputs, or loss or gradient aren't there or aren't finite.
+
+    """
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    with torch.inference_mode(False), torch.enable_grad():
+        own_inputs = {name: value.clone() for name, value in inputs.items()}
+        loss = compute_losses(task, network, own_inputs).trained
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True) if parameters else ()
+    for values in (loss, *gradients):
+        if values is not None and not values.isfinite().all():
+            raise _refused("losses or gradients that aren't finite", "finite losses of a model with random weights")
+
+
 def losses_of_samples(call: Callable[[], Any], tensors: Mapping[str, Any], samples: int, refused: Refusal) -> Tensor:
     """Call a loss of users, and refuse what isn't a loss of each sample.
 
@@ -394,7 +416,7 @@ def result_of(call: Callable[[], Any], tensors: Mapping[str, Any], allowed: str,
         result = call()
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise refused(reason_of(error), allowed) from error
     changed_names = [name for name, version in _versions_of(tensors).items() if version != versions[name]]
     if changed_names:

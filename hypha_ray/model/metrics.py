@@ -156,7 +156,7 @@ def _check(metrics: Metrics, logits: torch.Tensor, labels: torch.Tensor) -> None
             _require_additive(figure, whole_sums, (first_sums, second))
         try:
             value = metric.figure(whole_sums)
-        except Exception as error:  # Code of users may raise anything.
+        except (Exception, SystemExit) as error:  # Code of users may raise anything.
             raise _failed(figure, "figure", error) from error
         if not isinstance(value, float | int):
             raise _refused(figure, f"a figure of type {type(value).__name__}", "a number")
@@ -179,11 +179,11 @@ def _sums(figure: str, metric: Metric, logits: torch.Tensor, labels: torch.Tenso
     try:
         sums = metric.sums(logits, labels)
         return {str(name): float(value) for name, value in sums.items()}
-    except Exception as error:  # Code of users may raise anything.
+    except (Exception, SystemExit) as error:  # Code of users may raise anything.
         raise _failed(figure, "sums", error) from error
 
 
-def _failed(figure: str, method: str, error: Exception) -> ConfigError:
+def _failed(figure: str, method: str, error: BaseException) -> ConfigError:
     reason = reason_of(error)
     return _refused(figure, f"{method}: {reason}", "numbers by name, and one number of their sums")
 

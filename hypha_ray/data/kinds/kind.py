@@ -239,7 +239,7 @@ def _samples(
             samples.append({key: np.asarray(returned[key]) for key in sorted(returned)})
     except HyphaError:
         raise
-    except Exception as error:  # Code of users may raise anything.
+    except (Exception, SystemExit) as error:  # Code of users may raise anything.
         raise _refused(name, reason_of(error)) from error
     if not samples:
         raise _refused(name, "no sample")

@@ -171,7 +171,7 @@ def advantages_of(name: str, function: Advantages, rewards: torch.Tensor, length
     is_absent = rewards.isnan()
     try:
         advantages = function(rewards.clone(), lengths.clone())  # Code of users may change what it gets.
-    except Exception as error:  # Code of users may raise anything.
+    except (Exception, SystemExit) as error:  # Code of users may raise anything.
         raise _refusal(name, reason_of(error), allowed) from error
     if not isinstance(advantages, torch.Tensor):
         raise _refusal(name, type(advantages).__name__, allowed)

@@ -68,6 +68,10 @@ def plain(options):
 
 def raises(options):
     raise KeyError("lost")
+
+
+def exits(options):
+    raise SystemExit(1)
 """
 beside = modules_beside(own_models=MODULE)
 
@@ -116,6 +120,7 @@ def test_model_with_more_than_its_configuration_has_is_refused() -> None:
     [
         ("plain", "MODEL026.*got Linear, allowed a transformers.PreTrainedModel"),
         ("raises", "MODEL004.*own_models:raises.*KeyError: 'lost'"),
+        ("exits", "MODEL004.*own_models:exits.*SystemExit: 1"),
         ("nothing", "PLG002.*own_models:nothing can't be loaded"),
     ],
 )

@@ -50,6 +50,11 @@ class Raises(Mean):
         raise KeyError("lost")
 
 
+class Exits(Mean):
+    def sums(self, logits, labels):
+        raise SystemExit(1)
+
+
 class Text(Scored):
     def figure(self, sums):
         return "good"
@@ -144,6 +149,7 @@ def test_metrics_are_shown_as_the_accuracy_is() -> None:
     [
         ("Mean", "MODEL024.*mean: .* for two parts of a batch"),
         ("Raises", "MODEL024: model.metrics: Raises fails.*KeyError: 'lost'"),
+        ("Exits", "MODEL024.*SystemExit: 1"),
         ("Text", "MODEL024.*a figure of type str"),
         ("Divides", "MODEL024.*ZeroDivisionError"),
         ("Softens", "MODEL024.*a change in place"),

@@ -12,7 +12,7 @@ from hypha_ray.config.load import load
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.model.loss_check import check_loss_of
+from hypha_ray.model.loss_check import check_loss_on_copy
 from hypha_ray.model.losses import compute_losses, with_own_loss
 from hypha_ray.model.metrics import batches_of, evaluate, metrics_of
 from hypha_ray.types import Delta, Samples
@@ -50,6 +50,27 @@ def mean(output, inputs):
 
 def raises(output, inputs):
     raise KeyError("lost")
+
+
+def exits(output, inputs):
+    raise SystemExit(1)
+
+
+def changes(output, inputs):
+    inputs["labels"].clamp_(max=1)
+    return of_classes(output, inputs)
+
+
+def detached(output, inputs):
+    return of_classes(output, inputs).detach()
+
+
+def undefined(output, inputs):
+    return of_classes(output, inputs) * float("nan")
+
+
+def steep(output, inputs):
+    return (output.logits - output.logits).abs().sqrt().sum(-1)
 
 
 def constant(output, inputs):
@@ -119,7 +140,8 @@ def classes(name: str) -> None:
     network, task = ready(VIT, "image-classification")
     model = load(["--model.repository", "x", "--model.loss", f"own_sample_losses:{name}"]).job.model
     keys = np.stack([np.zeros(11), np.zeros(11), np.arange(11)], axis=1).astype(np.int64)
-    check_loss_of(with_own_loss(task, model), network, Samples(images(), keys))
+    own = with_own_loss(task, model)
+    assert check_loss_on_copy(own, Samples(images(), keys), network.config, lambda config: ready(VIT, own.name)[0], 1)
 
 
 def test_loss_that_keeps_the_contract_is_accepted() -> None:
@@ -131,6 +153,11 @@ def test_loss_that_keeps_the_contract_is_accepted() -> None:
     [
         ("mean", r"MODEL025.*got \[\], allowed a loss of each sample, \[3\]"),
         ("raises", "MODEL025.*KeyError: 'lost'"),
+        ("exits", "MODEL025.*SystemExit: 1"),
+        ("changes", "MODEL025.*a change in place of labels"),
+        ("detached", "MODEL025.*losses without a gradient"),
+        ("undefined", "MODEL025.*losses or gradients that aren't finite"),
+        ("steep", "MODEL025.*losses or gradients that aren't finite"),
         ("beside", "MODEL015"),
     ],
 )
