@@ -182,6 +182,9 @@ def options_of(
         member_options: BaseModel = options_class.model_validate(dict(options or {}))
     except ValidationError as error:
         raise _wrong_option(key, options_class, error) from None
+    except Exception as error:  # A validator of users may raise anything, and names of types may be unknown.
+        problem = f"{key}: the Options of {table.noun} {name} fail"
+        raise ConfigError(table.unloadable, problem, reason_of(error), fix="mend them") from error
     return member_options
 
 
@@ -426,7 +429,7 @@ def _wrong_option(key: str, options_class: type[BaseModel], error: ValidationErr
     if first_error["type"] == "missing":
         return ConfigError("CFG012", f"{option} is missing", fix=f"give {option}")
     got = repr(first_error["input"])
-    allowed = first_error["msg"].removeprefix("Input should be ")
+    allowed = re.sub("^(Input should be |Value error, )", "", first_error["msg"])
     fix = "write such a value, or leave it out"
     if first_error["type"].endswith("_type"):
         return ConfigError("CFG002", f"{option} has the wrong type", got[:80], allowed, fix)

@@ -15,7 +15,7 @@ from hypha_ray.codec.formats.chunked import Chunked
 from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.optim.optimizers import build_own
 from hypha_ray.optim.schedules import own_factor
-from hypha_ray.plugins import create
+from hypha_ray.plugins import find
 from hypha_ray.server.merge import own_merge, own_weights
 from hypha_ray.server.outer import Group, own_step
 from hypha_ray.types import Flat
@@ -39,7 +39,8 @@ def try_codec(name: str, options: Mapping[str, Any] | None) -> None:
 
     """
     codec = difference_codec(name, options)
-    assert codec is not None
+    receiver = difference_codec(name, options)
+    assert codec is not None and receiver is not None
     if codec.chunk < 1 or BLOCK % codec.chunk:
         raise ValueError(f"a chunk of {codec.chunk} elements, which doesn't divide {BLOCK}")
     _require_apart(codec)
@@ -56,7 +57,7 @@ def try_codec(name: str, options: Mapping[str, Any] | None) -> None:
             array = payload.get(part)
             if array is None or array.dtype.name != form.dtype or (form.exact and array.size != form.size):
                 raise ValueError(f"the payload's {part} isn't {form.size} elements of {form.dtype}")
-        decoded = codec.decode(tensors(payload), _GROUP, slice(None))[: len(values)]
+        decoded = receiver.decode(tensors(payload), _GROUP, slice(None))[: len(values)]
         if not torch.isfinite(decoded).all():
             raise ValueError("finite values are decoded to some that aren't")
         if not torch.allclose(target - decoded, torch.from_numpy(sender.residual[_GROUP]), atol=1e-6):
@@ -95,7 +96,7 @@ def try_outer(name: str, options: Mapping[str, Any] | None) -> None:
 
     """
     outer = OuterOptimizer(name=name, name_options=None if options is None else dict(options))
-    names = create("outer_optimizers", name, options).slots
+    names = find("outer_optimizers", name).slots
     if isinstance(names, str) or not all(isinstance(slot, str) for slot in names) or len(set(names)) < len(names):
         raise ValueError(f"slots are {names!r}, not different names such as ('velocity',)")
     slots = len(names)
@@ -170,6 +171,9 @@ def try_optimizer(name: str, options: Mapping[str, Any] | None) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         class_name = type(optimizer).__name__
         raise ValueError(f"a {class_name}, which isn't derived from torch.optim.Optimizer")
+    for group in optimizer.param_groups:
+        if any(trained is not parameter for trained in group["params"]):
+            raise ValueError("other parameters than those of the model, which it was given")
     if any("lr" not in group for group in optimizer.param_groups):
         raise ValueError('a group of parameters without "lr", which schedules set')
     for _ in range(2):

@@ -10,7 +10,9 @@ from hypha_ray.codec import upward_codec
 from hypha_ray.config.schema import Sync
 from hypha_ray.config.training import InnerOptimizer, OuterOptimizer
 from hypha_ray.errors import ConfigError, place_of, reason_of
+from hypha_ray.families import FAMILIES
 from hypha_ray.optim.schedules import build_schedule
+from hypha_ray.plugins import attempt
 from hypha_ray.server.payloads import Received
 from hypha_ray.server.reduce import ReduceSpec, initial_momentum, reduce
 from hypha_ray.types import Entry, Flat, Layout
@@ -118,3 +120,71 @@ def test_place_of_an_error_is_that_of_users_code() -> None:
     with pytest.raises(ConfigError) as caught:
         step(merge="not_here:merge")
     assert place_of(caught.value).startswith("(test_failing_members.py, line ")
+
+
+TRIED = """
+from __future__ import annotations
+import torch
+from hypha_ray.codec.formats.chunked import Chunked
+from hypha_ray.plugins import Options
+from pydantic import field_validator
+
+class Counting(Chunked):
+    name, chunk, arrays, calls = "counting", 4, {"values": ("float32", 4)}, 0
+    def compress(self, values):
+        self.calls += 1
+        return {"values": values * self.calls}
+    def expand(self, parts):
+        return parts["values"] / self.calls
+
+class Copying(torch.optim.SGD):
+    def __init__(self, params, lr):
+        super().__init__([torch.nn.Parameter(parameter.clone()) for parameter in params], lr)
+
+class Computed:
+    @property
+    def slots(self):
+        return ("velocity",)
+    def step(self, theta, delta, state, rate, round):
+        return theta, state
+
+class Unknown:
+    class Options(Options):
+        times: Nowhere = 3
+    def __call__(self, samples):
+        return samples
+
+class Raising(Unknown):
+    class Options(Options):
+        times: int = 3
+        @field_validator("times")
+        @classmethod
+        def lookup(cls, times):
+            return {3: 3}[times]
+
+class Bounded(Unknown):
+    class Options(Options):
+        times: int = 3
+        @field_validator("times")
+        @classmethod
+        def check_it(cls, times):
+            raise ValueError("up to 5 times")
+"""
+
+
+@pytest.mark.parametrize(
+    ("family", "member", "options", "text"),
+    [
+        ("codecs", "Counting", None, "PLG003.*finite values are decoded to some that aren't"),
+        ("inner_optimizers", "Copying", None, "PLG003.*other parameters than those of the model"),
+        ("outer_optimizers", "Computed", None, "PLG003.*'property' object is not iterable"),
+        ("weightings", "Unknown", None, r"PLG002.*the Options of weighting \S+:Unknown fail.*Nowhere"),
+        ("weightings", "Raising", {"times": 4}, r"PLG002.*the Options of weighting \S+:Raising fail.*KeyError: 4"),
+        ("weightings", "Bounded", {"times": 9}, r"CFG003.*times is out of range — got 9, allowed up to 5 times\."),
+    ],
+)
+def test_member_that_a_run_could_not_use_is_refused_before_it(
+    written: Written, family: str, member: str, options: dict[str, int] | None, text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        attempt(FAMILIES[family].key, family, f"{written(TRIED)}:{member}", options, None)
