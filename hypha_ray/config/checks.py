@@ -95,6 +95,8 @@ def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigErr
         allowed = f"{key.kind}, {first_error['ctx']['min_length']} or more"
     is_prose = error_type == "value_error" and " | " not in allowed
     remedy = "write what is allowed" if is_prose else choice_remedy(value, allowed)
+    if key.family is not None and isinstance(value, str) and remedy in ("write one of these", "write what is allowed"):
+        remedy = f"{remedy}, or install the package that has it"  # The job may be that of a run on another machine.
     fix = remedy if key.required else f"{remedy}, or leave it out"
     if key.default_text and value != key.default:
         fix = f"{fix} for {key.default_text}"

@@ -60,6 +60,12 @@ def test_names_that_help_shows_are_those_of_the_table() -> None:
     assert kind.startswith("list of console | jsonl | prometheus") and kind.endswith("mlflow | trackio | module:object")
 
 
+@pytest.mark.parametrize("key", ["sync.codec", "model.loss", "outer_optimizer.name"])
+def test_name_of_a_package_that_is_not_here_has_its_installation_as_remedy(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"CFG003.*got 'of_a_package'.*or install the package that has it"):
+        load([f"--{key}", "of_a_package"])
+
+
 @pytest.mark.parametrize(
     ("name", "options", "text"),
     [
