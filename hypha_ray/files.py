@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import gc
 import hashlib
+import importlib
 import os
 import re
 import stat
@@ -23,6 +24,8 @@ FILE = 0o600
 FOLDER = 0o700
 _PACKAGE: Final = Path(__file__).parent
 _INSTALLED: Final = _PACKAGE / "jobs"
+_LOADED: dict[str, tuple[set[Path], str]] = {}
+"""Files of loaded modules of users, and their hash as they were loaded, by the module's name."""
 
 
 def opener(path: str, flags: int) -> int:
@@ -87,6 +90,27 @@ def files_hash(files: Iterable[Path]) -> str:
         sha256.update(repr((file.name, file.stat().st_size)).encode())
         sha256.update(file.read_bytes())
     return sha256.hexdigest()
+
+
+def remember_source(module: str) -> None:
+    """Keep the source of a module that was just loaded, so that `forget_edited` knows a later one from it."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if module not in _LOADED and file is not None and Path(file).is_file():
+        files = with_imports(Path(file))
+        _LOADED[module] = files, files_hash(files)
+
+
+def forget_edited() -> None:
+    """Let modules of users be loaded anew if they were edited since, as between two runs of a notebook."""
+    for module, (files, loaded_hash) in list(_LOADED.items()):
+        if all(file.is_file() for file in files) and files_hash(files) == loaded_hash:
+            continue
+        del _LOADED[module]
+        for name, loaded_module in list(sys.modules.items()):
+            file = getattr(loaded_module, "__file__", None)
+            if name != "__main__" and file is not None and Path(file) in files:
+                del sys.modules[name]
+    importlib.invalidate_caches()
 
 
 def _imported_names(file: Path) -> set[str]:

@@ -23,7 +23,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from hypha_ray.errors import ConfigError, HyphaError, reason_of
 from hypha_ray.families import FAMILIES, Family
-from hypha_ray.files import with_imports
+from hypha_ray.files import forget_edited, remember_source, with_imports
 from hypha_ray.texts import counted
 
 OWN = "module:object"
@@ -87,7 +87,11 @@ def is_own(family: str, name: str) -> bool:
 
 
 def look_beside_the_job() -> None:
-    """Let a driver find modules of its working directory first, as Ray's actors do, which have another one."""
+    """Let a driver find modules of its working directory first, as Ray's actors do, which have another one.
+
+    Modules that were edited since an earlier run of this process are loaded anew, as by the actors.
+    """
+    forget_edited()
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -303,6 +307,7 @@ def _load_own(table: Family, name: str) -> Any:
     if _is_hidden(module):
         fix = f"give {module}.py another name"
         raise ConfigError(table.unloadable, problem, f"Python's own module {module} in place of {module}.py", fix=fix)
+    remember_source(module)
     if not callable(member):
         got = "nothing of that name" if member is None else type(member).__name__
         raise ConfigError(table.unloadable, problem, got, table.allowed, f"define {attribute} in {module}")

@@ -71,6 +71,18 @@ def test_driver_finds_modules_of_its_working_directory(tmp_path: Path, monkeypat
     assert find("rewards", "beside_the_driver:reward")(None) == 1.0
 
 
+def test_member_that_was_edited_is_loaded_anew_with_what_it_imports(tmp_path: Path, written: Written) -> None:
+    helper = written("FACTOR = 2.0\n")
+    module = written(f"from {helper} import FACTOR\ndef reward(response):\n    return FACTOR\n")
+    assert find("rewards", f"{module}:reward")(None) == 2.0
+    look_beside_the_job()
+    unchanged = find("rewards", f"{module}:reward")
+    (tmp_path / f"{helper}.py").write_text("FACTOR = 3.25\n")
+    assert find("rewards", f"{module}:reward") is unchanged
+    look_beside_the_job()
+    assert find("rewards", f"{module}:reward")(None) == 3.25
+
+
 def test_entry_point_is_known_by_its_name(tmp_path: Path, written: Written) -> None:
     module = written(SINK)
     install(tmp_path, "sinks", "lines", f"{module}:Sink")
