@@ -29,7 +29,7 @@ from hypha_ray.data.slices import Arrays, describe, merge, write_slice
 from hypha_ray.data.sources.columns import Column, Row, no_table
 from hypha_ray.data.sources.documents import read
 from hypha_ray.errors import ConfigError, DataError, HyphaError, reason_of
-from hypha_ray.plugins import find, look_beside_the_job
+from hypha_ray.plugins import create, find, look_beside_the_job
 from hypha_ray.types import SliceInfo
 
 Report: TypeAlias = Callable[[str, int], None]
@@ -39,6 +39,8 @@ Rows: TypeAlias = npt.NDArray[np.int64]
 """Indices of samples, [N]."""
 MakeSamples: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Any], Iterable[Mapping[str, Any]]]
 """Function of rows and of a tokenizer, which returns samples."""
+_NUMBERS = "biufc"
+"""Kinds of dtypes of numpy that are numbers; a slice refuses some of them."""
 
 
 class SliceWriter:
@@ -167,11 +169,12 @@ def own_kind(name: str) -> Kind:
 
     """
     look_beside_the_job()
-    return Kind(partial(_write, name, find("dataset_kinds", name)), None, "all columns are")
+    find("dataset_kinds", name)  # What isn't there is refused before the source is read.
+    return Kind(partial(_write, name), None, "all columns are")
 
 
 def _write(
-    name: str, function: MakeSamples, options: PrepareOptions, writer: SliceWriter, report: Report, account: Account
+    name: str, options: PrepareOptions, writer: SliceWriter, report: Report, account: Account
 ) -> PreprocessorInfo | None:
     """Write the slices of both splits, and the tokenizer beside them if the samples have tokens.
 
@@ -185,7 +188,7 @@ def _write(
     if not rows:
         raise no_samples("rows", options, account, "name another --source")
     tokenizer = dataset_tokenizer(options, _texts(rows))
-    samples = _samples(name, function, rows, tokenizer.base)
+    samples = _samples(name, rows, tokenizer.base)
     report("samples", len(samples))
     keys = []
     for sample in samples:
@@ -230,19 +233,22 @@ def _texts(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
                 yield value
 
 
-def _samples(
-    name: str, function: MakeSamples, rows: Sequence[Mapping[str, Any]], tokenizer: Any
-) -> list[dict[str, np.ndarray[Any, Any]]]:
+def _samples(name: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[dict[str, np.ndarray[Any, Any]]]:
     samples = []
     try:
-        for returned in function(rows, tokenizer):
-            samples.append({key: np.asarray(returned[key]) for key in sorted(returned)})
+        make_samples: MakeSamples = create("dataset_kinds", name)
+        for returned in make_samples(rows, tokenizer):
+            # A generator may fill the same arrays for each sample, so they are copied.
+            samples.append({key: np.array(returned[key]) for key in sorted(returned)})
     except HyphaError:
         raise
     except (Exception, SystemExit) as error:  # Code of users may raise anything.
         raise _refused(name, reason_of(error)) from error
     if not samples:
         raise _refused(name, "no sample")
+    for key, array in samples[0].items():
+        if not isinstance(key, str) or array.dtype.kind not in _NUMBERS:
+            raise _refused(name, f"{key!r} of dtype {array.dtype}")
     first_form = _form(samples[0])
     for number, sample in enumerate(samples):
         if _form(sample) != first_form:
@@ -259,6 +265,6 @@ def _form(sample: Mapping[str, np.ndarray[Any, Any]]) -> str:
 
 
 def _refused(name: str, got: str) -> ConfigError:
-    allowed = "arrays by name for each sample, of the same dtypes and shapes"
+    allowed = "arrays of numbers by name for each sample, of the same dtypes and shapes"
     fix = "see the contract of kinds in docs/plugins-training.md"
     return ConfigError("PREP014", f"--kind {name} makes no samples of the source's rows", got, allowed, fix)

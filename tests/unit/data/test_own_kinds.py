@@ -41,6 +41,35 @@ def raises(rows, tokenizer):
     return [row["lost"] for row in rows]
 
 
+def texts(rows, tokenizer):
+    return [{"text": row["text"]} for row in rows]
+
+
+def numbered(rows, tokenizer):
+    return [{3: row["values"]} for row in rows]
+
+
+def reused(rows, tokenizer):
+    values = np.zeros(3, np.float32)
+    for row in rows:
+        values[:] = row["values"]
+        yield {"values": values}
+
+
+class Series:
+    def __init__(self):
+        self.last = -1
+
+    def __call__(self, rows, tokenizer):
+        for row in rows:
+            yield {"value": np.array(row["values"][self.last], np.float32)}
+
+
+class Broken(Series):
+    def __init__(self):
+        raise OSError("no file")
+
+
 def nothing(rows, tokenizer):
     return []
 
@@ -91,6 +120,16 @@ def test_tokens_of_a_function_have_the_tokenizer_beside_them(source: str) -> Non
     assert splits["train"]["input_ids"].shape[1] == 4
 
 
+def test_arrays_that_a_function_fills_again_and_again_are_copied(source: str) -> None:
+    _, splits = made(source, "reused", validation_fraction=0.25)
+    assert sorted([*splits["train"]["values"][:, 0], *splits["validation"]["values"][:, 0]]) == list(range(40))
+
+
+def test_class_is_made_before_it_is_called(source: str) -> None:
+    _, splits = made(source, "Series", validation_fraction=0.25)
+    assert sorted([*splits["train"]["value"], *splits["validation"]["value"]]) == list(range(2, 42))
+
+
 def test_manifest_tells_the_function_and_the_hash_of_its_source(source: str) -> None:
     first = made(source, "series")[0].made_by
     Path("own_kinds.py").write_text(MODULE + "\n# Changed.\n", encoding="utf-8")
@@ -105,6 +144,9 @@ def test_manifest_tells_the_function_and_the_hash_of_its_source(source: str) -> 
     [
         ("ragged", r"PREP014.*sample 1 with values float32 \[2\], sample 0 with values float32 \[1\]"),
         ("raises", "PREP014.*own_kinds:raises.*KeyError: 'lost'"),
+        ("texts", r"PREP014.*got 'text' of dtype <U\d"),
+        ("numbered", "PREP014.*got 3 of dtype int64"),
+        ("Broken", "PREP014.*OSError: no file"),
         ("nothing", "PREP014.*no sample"),
         ("alone", "PLG002.*can't be called with 2 arguments"),
         ("gone", "PLG002.*own_kinds:gone can't be loaded"),
