@@ -39,7 +39,7 @@ def contiguous(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
         ConfigError: there are fewer parameters than fragments.
 
     """
-    _check(fragments, len(sizes), "its trained tensors")
+    _check(fragments, len(sizes), "its trained tensors", "give a model with parameters that require gradients")
     ends = list(accumulate(sizes.values()))
     starts = [0, *ends]
     cuts = [0]
@@ -70,7 +70,7 @@ def strided(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
     """
     layer_of = layers_of(sizes)
     layers = sorted(set(layer_of.values()))
-    _check(fragments, len(layers), "its layers")
+    _check(fragments, len(layers), "its layers", "set sync.partition to contiguous")
     fragment_of: dict[str, int] = {}
     fragment_bytes = [0] * fragments
     for name, layer in layer_of.items():
@@ -95,7 +95,9 @@ def layers_of(names: Iterable[str]) -> dict[str, int]:
     return layer_of
 
 
-def _check(fragments: int, most_fragments: int, of: str) -> None:
+def _check(fragments: int, most_fragments: int, of: str, fix_of_none: str) -> None:
+    if most_fragments == 0:
+        raise ConfigError("MODEL009", f"the model can't be cut into fragments by {of}", "none", fix=fix_of_none)
     if not 1 <= fragments <= most_fragments:
         allowed = f"1 to {most_fragments}, {of}"
         fix = f"set sync.fragments to {most_fragments} or less"

@@ -224,6 +224,15 @@ def test_strided_layout_needs_as_many_layers_as_fragments() -> None:
         layout_of(causal_lm(**GPT2), 3, "strided")
 
 
+@pytest.mark.parametrize(
+    ("partition", "text"), [("contiguous", "parameters that require gradients"), ("strided", "sync.partition")]
+)
+def test_model_without_what_fragments_are_cut_of_is_refused_with_a_remedy(partition: Any, text: str) -> None:
+    network = torch.nn.Linear(2, 2).requires_grad_(partition == "strided")
+    with pytest.raises(ConfigError, match=rf"MODEL009.*can't be cut into fragments by its .* Fix: .*{text}"):
+        layout_of(network, 1, partition)
+
+
 def test_mixing_keeps_a_part_of_the_models_own_parameters_and_no_buffer() -> None:
     model = Mixed()
     layout = layout_of(model)
