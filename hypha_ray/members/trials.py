@@ -184,12 +184,12 @@ def try_optimizer(name: str, options: Mapping[str, Any] | None) -> None:
 
 
 def try_schedule(name: str, options: Mapping[str, Any] | None) -> None:
-    """Try a user's schedule for a few steps.
+    """Try a user's schedule for a few steps, and between them: a worker's position may be a fraction.
 
     Raises:
         ValueError: a factor is negative, or isn't finite.
 
     """
     factor = own_factor(name, options, _STEPS, 2)
-    for step in range(_STEPS + 1):
-        factor(step)
+    for half_step in range(2 * _STEPS + 1):
+        factor(half_step / 2)

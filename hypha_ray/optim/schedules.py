@@ -60,7 +60,7 @@ def build_schedule(
     return schedule
 
 
-def own_factor(name: str, options: Mapping[str, Any] | None, total: int, warmup: int) -> Callable[[int], float]:
+def own_factor(name: str, options: Mapping[str, Any] | None, total: int, warmup: int) -> Callable[[float], float]:
     """Return a function of the step for the factor of the peak learning rate, by a user's schedule.
 
     Raises:
@@ -69,7 +69,7 @@ def own_factor(name: str, options: Mapping[str, Any] | None, total: int, warmup:
     """
     schedule = create("schedules", name, options)
 
-    def factor(step: int) -> float:
+    def factor(step: float) -> float:
         value = float(schedule(min(step, total), total, warmup))
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} gave the factor {value} at step {step} of {total}")

@@ -148,6 +148,9 @@ class Computed:
     def step(self, theta, delta, state, rate, round):
         return theta, state
 
+def table(step, total_steps, warmup_steps):
+    return [1.0, 0.5][step * 0]
+
 class Unknown:
     class Options(Options):
         times: Nowhere = 3
@@ -178,6 +181,7 @@ class Bounded(Unknown):
         ("codecs", "Counting", None, "PLG003.*finite values are decoded to some that aren't"),
         ("inner_optimizers", "Copying", None, "PLG003.*other parameters than those of the model"),
         ("outer_optimizers", "Computed", None, "PLG003.*'property' object is not iterable"),
+        ("schedules", "table", None, "PLG003.*list indices must be integers"),
         ("weightings", "Unknown", None, r"PLG002.*the Options of weighting \S+:Unknown fail.*Nowhere"),
         ("weightings", "Raising", {"times": 4}, r"PLG002.*the Options of weighting \S+:Raising fail.*KeyError: 4"),
         ("weightings", "Bounded", {"times": 9}, r"CFG003.*times is out of range — got 9, allowed up to 5 times\."),
