@@ -198,11 +198,11 @@ def _reward_or_error(name: str, result: Any, response: Response) -> float | Conf
     return failed_call(name, reason_of(result), response)
 
 
-def failed_call(name: str, reason: str, response: Response) -> ConfigError:
+def failed_call(name: str, reason: str, response: Response, remedy: str = "mend the function") -> ConfigError:
     """The error of a function that gave nothing useful for a response."""
     text = response.text[:80]
     prompt = response.prompt[-80:]
-    fix = f"mend the function; the response was {text!r} to {prompt!r}"
+    fix = f"{remedy}; the response was {text!r} to {prompt!r}"
     allowed = "a number or None, or a dictionary of them"
     return ConfigError(_FAILED, f"reward function {name} failed", reason, allowed, fix)
 

@@ -216,7 +216,7 @@ class Processes:
         reason = "its process died" if died else f"it took longer than {self._deadline_s:g} s"
         name = function or " and ".join(self._names)
         if self.refuses_losses:
-            raise failed_call(name, reason, response)
+            raise failed_call(name, reason, response, "mend the function, or raise rl.reward.deadline_s")
         if function not in self._warned:
             self._warned.add(function)
             text = "reward function %s gave no reward, which is told once: %s; the prompt was %r"
