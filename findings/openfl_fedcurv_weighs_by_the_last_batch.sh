@@ -11,7 +11,7 @@
 #
 # hypha_ray isn't touched: it doesn't use openfl.
 #
-# Seen with openfl 1.9, torch 2.13.0, Python 3.11 (1000 rows; the first half uses two of 4 inputs, the second the others):
+# Seen with openfl 1.9, torch 2.13.0, Python 3.11 (1000 rows; each half uses two of 4 inputs, by input):
 #   2 batches in order: 0 %, 0 %, 100 %, 100 % of the mean; a share of the last batch True
 #   2 batches backwards: 100 %, 100 %, 0 %, 0 % of the mean; a share of the last batch True
 #   10 batches in order: 0 %, 0 %, 55 %, 68 % of the mean; a share of the last batch True
