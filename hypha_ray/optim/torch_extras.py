@@ -96,12 +96,8 @@ def scale_of(autocast: torch.dtype | None, device: torch.device) -> LossScale | 
 def add_gradients(parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
     """Add earlier gradients to those of parameters."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is None:
-            continue
-        if parameter.grad is None:
-            parameter.grad = gradient
-        else:
-            parameter.grad = parameter.grad + gradient
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:

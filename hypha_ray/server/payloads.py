@@ -8,16 +8,15 @@ effect as an absent one, bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from hypha_ray.codec import Codec, Form, payload_bytes
+from hypha_ray.codec import Form, payload_bytes
 from hypha_ray.codec.feedback import publish, tensors
 from hypha_ray.codec.formats.chunked import Chunked
 from hypha_ray.config.schema import Job
@@ -41,20 +40,6 @@ class Received(NamedTuple):
     incarnation: int
     weight: int
     payload: Flat
-
-
-def reader(
-    name: str, codec: Codec, payloads: Sequence[Mapping[str, torch.Tensor]], group: str, theta: torch.Tensor
-) -> Callable[[slice], list[torch.Tensor]]:
-    """Return a function that decodes a block of a group from each payload; a user's codec may raise anything."""
-    read = partial(_decoded, codec, payloads, group, theta)
-    return guarded(f"codec {name}", read) if is_own("codecs", name) else read
-
-
-def _decoded(
-    codec: Codec, payloads: Sequence[Mapping[str, torch.Tensor]], group: str, theta: torch.Tensor, part: slice
-) -> list[torch.Tensor]:
-    return [codec.decode(payload, group, part, theta[part]) for payload in payloads]
 
 
 def admit(

@@ -14,6 +14,7 @@ from hypha_ray.codec import Codec, Fp32
 from hypha_ray.codec.feedback import BLOCK, blocks, tensors
 from hypha_ray.config.schema import Sync
 from hypha_ray.config.training import OuterOptimizer
+from hypha_ray.errors import guarded
 from hypha_ray.model.flat import empty
 from hypha_ray.optim.schedules import outer_rate
 from hypha_ray.plugins import is_own
@@ -45,7 +46,7 @@ from hypha_ray.server.outer import (
     slots_of,
     undelayed,
 )
-from hypha_ray.server.payloads import Received, admit, clip_scales, excessive, reader, square_sum
+from hypha_ray.server.payloads import Received, admit, clip_scales, excessive, square_sum
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, RoundProgress, Verdict
 from hypha_ray.types.data import dtype_of, is_trained
 
@@ -432,8 +433,13 @@ def _values(
 ) -> Values:
     """Workers' values of a group, with deltas multiplied by `scales`."""
     sends_deltas = spec.codec.yields == "deltas" or spec.optimizer_step is not None
-    read = reader(spec.sync.codec, spec.codec, payloads, group, theta)
-    return Values(read, theta, is_trained(group) and sends_deltas, scales or [1.0] * len(payloads), needs_deltas)
+    codec = spec.codec
+
+    def read(part: slice) -> list[torch.Tensor]:
+        return [codec.decode(payload, group, part, theta[part]) for payload in payloads]
+
+    decode = guarded(f"codec {spec.sync.codec}", read) if is_own("codecs", spec.sync.codec) else read
+    return Values(decode, theta, is_trained(group) and sends_deltas, scales or [1.0] * len(payloads), needs_deltas)
 
 
 def _in_order(rejected: Iterable[Rejection]) -> tuple[Rejection, ...]:
