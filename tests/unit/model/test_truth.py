@@ -44,7 +44,7 @@ def trainer_for(case: Case, accumulation: int = 1) -> SupervisedTrainer:
 
 def samples_of(case: Case) -> Samples:
     size = len(next(iter(case.arrays.values())))
-    return Samples(case.arrays, np.stack([np.zeros(size, np.int64), np.full(size, 3), np.arange(size)], axis=1))
+    return Samples(dict(case.arrays), np.stack([np.zeros(size, np.int64), np.full(size, 3), np.arange(size)], axis=1))
 
 
 def fed(case: Case, trainer: SupervisedTrainer, seed: int = 0) -> dict[str, torch.Tensor]:

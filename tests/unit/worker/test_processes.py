@@ -74,7 +74,7 @@ def trainer_for(case: Case) -> SupervisedTrainer:
 
 def samples_of(case: Case) -> Samples:
     size = len(next(iter(case.arrays.values())))
-    return Samples(case.arrays, np.stack([np.zeros(size, np.int64), np.full(size, 3), np.arange(size)], axis=1))
+    return Samples(dict(case.arrays), np.stack([np.zeros(size, np.int64), np.full(size, 3), np.arange(size)], axis=1))
 
 
 def require_equal_gradients(one: torch.nn.Module, other: torch.nn.Module) -> None:
