@@ -21,6 +21,7 @@ between actors, so its arguments are plain strings. Its text has no secrets of U
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -33,6 +34,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _PACKAGE = Path(__file__).parent
+_PYTHON = Path(contextlib.__file__).parent
+"""Folder of Python's own modules, in which those that are installed have one of theirs."""
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _LONGEST_REASON = 300
 """Longest reason of a library in a message, in characters."""
 
@@ -153,11 +157,16 @@ def reason_of(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """File and line of users' code, or of a library, from which an error came: ``(mine.py, line 7)``; empty if ours."""
+    """File and line of users' code, or of a library, from which an error came: ``(mine.py, line 7)``; empty if ours.
+
+    Python's own modules, such as contextlib, only pass it on.
+    """
     trace = error.__traceback__
     while trace is not None:
         file = Path(trace.tb_frame.f_code.co_filename)
-        if not file.is_relative_to(_PACKAGE):
+        is_installed = bool(_INSTALLED & set(file.parts))
+        is_pythons = file.name.startswith("<frozen") or (file.is_relative_to(_PYTHON) and not is_installed)
+        if not file.is_relative_to(_PACKAGE) and not is_pythons:
             return f"({file.name}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return ""

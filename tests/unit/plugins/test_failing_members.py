@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -120,6 +122,16 @@ def test_place_of_an_error_is_that_of_users_code() -> None:
     with pytest.raises(ConfigError) as caught:
         step(merge="not_here:merge")
     assert place_of(caught.value).startswith("(test_failing_members.py, line ")
+
+
+def test_place_of_an_error_is_none_of_pythons_own_modules() -> None:
+    """What is raised in one of them has the place of the code that called it."""
+    with pytest.raises(ValueError) as caught:
+        json.loads("no JSON")
+    trace = caught.value.__traceback__
+    assert trace is not None
+    assert place_of(caught.value.with_traceback(trace.tb_next)) == ""
+    assert place_of(caught.value.with_traceback(trace)).startswith("(test_failing_members.py, line ")
 
 
 TRIED = """
