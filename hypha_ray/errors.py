@@ -165,8 +165,8 @@ def place_of(error: BaseException) -> str:
     while trace is not None:
         file = Path(trace.tb_frame.f_code.co_filename)
         is_installed = bool(_INSTALLED & set(file.parts))
-        is_pythons = file.name.startswith("<frozen") or (file.is_relative_to(_PYTHON) and not is_installed)
-        if not file.is_relative_to(_PACKAGE) and not is_pythons:
+        is_of_python = file.name.startswith("<frozen") or (file.is_relative_to(_PYTHON) and not is_installed)
+        if not file.is_relative_to(_PACKAGE) and not is_of_python:
             return f"({file.name}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return ""

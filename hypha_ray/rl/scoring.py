@@ -154,6 +154,9 @@ class Scorer:
         """
         records = records_of(prompts["reward_data"])
         tried_rewards: list[float] = []
+        for _, evaluator in self._evaluators:
+            if isinstance(evaluator, Processes):
+                evaluator.refuses_losses = True
         for text, record in zip(self._prompts(prompts), records, strict=True):
             answer = str(record.get("answer", ""))
             response = Response(text, answer, (), True, record, self._longest, self._is_chat, trainer_state=state)
@@ -161,8 +164,6 @@ class Scorer:
                 turn = {"role": _POLICY, "content": answer}
                 response = replace(response, conversation=(turn,), episode_reward=0.0)
             for _, evaluator in self._evaluators:
-                if isinstance(evaluator, Processes):
-                    evaluator.refuses_losses = True
                 # One response at a time: a function that fails for one of many ends no run.
                 tried_rewards += evaluator.rewards([response])[0]
                 if isinstance(evaluator, InPlace | Processes) and evaluator.takes_groups:
