@@ -213,7 +213,7 @@ class Phases(AbstractContextManager["Phases"]):
         began_s: monotonic time at which the command began; default: when this process did.
         clock: monotonic seconds.
         silence_s: seconds after which the line of a phase that goes on is printed again.
-        short_s: seconds after which a phase's line is printed; for the first phase they count from the command's
+        short_s: seconds after which a phase's line is printed; for the first line they count from the command's
             beginning.
 
     """
@@ -234,7 +234,7 @@ class Phases(AbstractContextManager["Phases"]):
         self._text = ""
         self._phase_s = self.began_s
         """Time at which the current phase began."""
-        self._is_said = False
+        self._is_said = self._has_spoken = False
         self._heartbeat: Heartbeat | None = None
 
     def __exit__(self, *_: object) -> None:
@@ -245,11 +245,10 @@ class Phases(AbstractContextManager["Phases"]):
         self._text = text
         self._is_said = False
         self._phase_s = self._clock()
-        wait_s = self._short_s
         if self._heartbeat is None:
             self._heartbeat = Heartbeat(self._speak, self._silence_s)
-            wait_s -= self._phase_s - self.began_s
-        self._heartbeat.restart(max(0.0, wait_s))
+        silent_since_s = self._phase_s if self._has_spoken else self.began_s
+        self._heartbeat.restart(max(0.0, silent_since_s + self._short_s - self._phase_s))
 
     def update(self, text: str) -> None:
         """Change the text about the present phase, which is printed after a silence."""
@@ -260,13 +259,14 @@ class Phases(AbstractContextManager["Phases"]):
         if self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None
+        self._has_spoken = False
 
     def _speak(self) -> None:
         if self._is_said:
             text = line(self._clock() - self.began_s, f"still {self._text}")
         else:
             text = line(self._phase_s - self.began_s, self._text)
-        self._is_said = True
+        self._is_said = self._has_spoken = True
         with suppress(OSError, ValueError):  # The reader of the output is gone, or the stream is closed.
             print(text, file=self._stream or sys.stderr, flush=True)
 

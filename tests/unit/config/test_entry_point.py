@@ -152,6 +152,16 @@ def test_first_phase_of_a_command_that_began_long_ago_is_said_at_once_and_short_
     assert stream.getvalue().splitlines() == ["[   4.2s] loading libraries"]
 
 
+def test_first_line_of_a_command_counts_from_its_beginning_through_phases_that_are_short() -> None:
+    stream = Watched(lines=1)
+    phases = phases_in(stream, 60.0, short_s=5.25)
+    for text in ("checking the settings", "loading libraries", "checking the model"):
+        phases.begin(text)
+    assert stream.full.wait(3), "each phase began the wait anew"
+    phases.end()
+    assert stream.getvalue().splitlines() == ["[   4.2s] checking the model"]
+
+
 def test_phase_that_lasts_is_said_again_in_its_newest_words() -> None:
     stream = Watched(lines=3)
     phases = phases_in(stream, 0.01)
