@@ -61,7 +61,7 @@ class Plugin:
 
     def _check(self, name: str) -> str:
         if self.checked and not is_known(self.family, name):
-            raise ValueError(self.kind)
+            raise ValueError(" | ".join((*names(self.family), OWN)))
         return name
 
 
@@ -310,7 +310,8 @@ def _load_own(table: Family, name: str) -> Any:
     remember_source(module)
     if not callable(member):
         got = "nothing of that name" if member is None else type(member).__name__
-        raise ConfigError(table.unloadable, problem, got, table.allowed, f"define {attribute} in {module}")
+        fix = f"define {attribute} in {module}" if member is None else f"name a class or a function of {module}"
+        raise ConfigError(table.unloadable, problem, got, table.allowed, fix)
     return member
 
 

@@ -15,7 +15,7 @@ from hypha_ray.driver.preflight.checks import check_plugins
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.model.sources import changes, identity_of, is_replaceable, require_same
 from hypha_ray.telemetry.sinks.base import build
-from tests.support.plugins import Written
+from tests.support.plugins import Written, install
 
 LINES = """
 import json
@@ -64,6 +64,12 @@ def test_names_that_help_shows_are_those_of_the_table() -> None:
 def test_name_of_a_package_that_is_not_here_has_its_installation_as_remedy(key: str) -> None:
     with pytest.raises(ConfigError, match=r"CFG003.*got 'of_a_package'.*or install the package that has it"):
         load([f"--{key}", "of_a_package"])
+
+
+def test_mistyped_name_of_a_package_has_those_of_packages_as_remedy(tmp_path: Path, written: Written) -> None:
+    install(tmp_path, "schedules", "sawtooth", f"{written('def saw(step, steps): return 1.0')}:saw")
+    with pytest.raises(ConfigError, match=r"CFG003.*allowed .* sawtooth \| module:object\. Fix: write sawtooth"):
+        load(["--inner_optimizer.schedule", "sawtoth"])
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_built_in_member_is_not_replaced_by_an_entry_point(tmp_path: Path, writt
         ("raise SystemExit(3)", "Sink", "SystemExit: 3"),
         ("def f(:", "Sink", "SyntaxError"),
         ("", "Sink", "got nothing of that name, allowed a class with the methods of hypha_ray.telemetry.sinks.base"),
-        ("Sink = 3", "Sink", "got int"),
+        ("Sink = 3", "Sink", "hypha_ray.telemetry.sinks.base.Sink. Fix: name a class or a function of "),
         ("def sink(place): pass", "sink", "got no class"),
         (SINK.replace("def event", "def events"), "Sink", "got a class without the method event"),
         (SINK.replace("event(self, event)", "event(self)"), "Sink", "a method event that can't be called with 1 argum"),
