@@ -71,6 +71,8 @@ def _measured(place: str, *arguments: object) -> Rows:
 def main() -> None:
     """Measure, print, write."""
     use_tools()
+    from benchmarks.gpu.rows import is_there
+
     arguments = parse_options(Arguments, __doc__, sys.argv[1:])
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported, and some rows start Ray twice.
     if arguments.beside is not None and not (arguments.beside / "jobs" / "diloco.py").is_file():
@@ -82,7 +84,8 @@ def main() -> None:
     rows: Rows = {}
     failed: list[str] = []
     for number, (names, measure) in enumerate(measures.items(), 1):
-        print(f"measuring {', '.join(names)} ({number} of {len(measures)}) …", file=sys.stderr)
+        if "gpu" not in names or is_there(arguments.device):
+            print(f"measuring {', '.join(names)} ({number} of {len(measures)}) …", file=sys.stderr)
         try:
             new_rows = measure()
         except Exception as error:  # The other rows are worth having.

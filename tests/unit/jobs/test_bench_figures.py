@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench import groups
+from bench import groups, main
 from benchmarks import codecs, data_faults, device_exchange, exchange, fitting, sinks, slice_path, start
 from benchmarks.convergence import asynchrony, exchange_options, quality
 from benchmarks.gpu import settings
@@ -236,12 +236,21 @@ def test_predicted_runs_of_the_benchmark_have_settings_that_parse() -> None:
         assert parse_trial(text).job
 
 
-def test_without_a_gpu_one_line_says_so_and_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_one_line_says_so_and_nothing_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     is_there.cache_clear()
     assert [measure_on("cuda", name) for name in PARTS] == [{}] * len(PARTS)
     assert capsys.readouterr().out.count("\n") == 1
+    is_there.cache_clear()
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--only", "gpu", "--json", "rows.json"])
+    monkeypatch.chdir(tmp_path)
+    main()
+    printed = capsys.readouterr()
+    assert (printed.out.count("\n"), printed.err) == (1, "")
+    assert (tmp_path / "rows.json").read_text() == "{}\n"
 
 
 def test_rows_are_named_and_the_name_gpu_stands_for_all() -> None:
