@@ -5,7 +5,7 @@ Of preferences, the figures are the rewards of chosen and rejected answers, thei
 With --lm-eval a language model is scored on tasks of lm-evaluation-harness instead: pip install 'hypha_ray[eval]'.
 
     python jobs/evaluate.py --model RUN/model --dataset data/stdlib
-    python jobs/evaluate.py --model RUN/model --dataset data/digits --split train --json
+    python jobs/evaluate.py RUN --round 12 --dataset data/digits --split train --json
     python jobs/evaluate.py --model RUN/model --dataset data/sort2 --reward exact --max-response-tokens 4 --samples 4
     python jobs/evaluate.py --model RUN/model --dataset data/calls --environment calculator --turns 2
     python jobs/evaluate.py --model RUN/model --dataset data/reviews --metrics macro_f1
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from hypha_ray.config.entry_point import Phases, print_notes, run
-from hypha_ray.config.options import flag_of, parse_options
+from hypha_ray.config.options import flag_of, parse_options, require_round
 from hypha_ray.driver.evaluation import (
     EvaluationRequest,
     ModelSource,
@@ -60,6 +60,8 @@ class Evaluate:
 
     model: str
     """folder from save_pretrained, such as a run's model, or a run by its name or directory"""
+    round: int | None = None
+    """round of a run, counted from 1, that has a snapshot; default: the saved model, otherwise the newest snapshot"""
     dataset: str | None = None
     """folder of the prepared dataset, or its name below $HYPHA_RAY_HOME/datasets or among data nodes of the cluster"""
     split: str = DEFAULTS.split
@@ -101,12 +103,12 @@ class Evaluate:
 
 def main() -> None:
     """Parse first, import later: `--help` and a mistyped flag answer at once."""
-    arguments = parse_options(Evaluate, __doc__, sys.argv[1:])
+    arguments = parse_options(Evaluate, __doc__, sys.argv[1:], position="model")
     check(arguments)
     start = time.monotonic()
     phases = Phases()
     phases.begin("looking for model and data")
-    model = find_model_or_folder(arguments.model)
+    model = find_model_or_folder(arguments.model, None if arguments.round is None else arguments.round - 1)
     print_notes(model.notes())
     evaluate_on = evaluate_on_tasks if arguments.lm_eval else evaluate_on_samples
     subject, figures = evaluate_on(arguments, model, phases)
@@ -130,6 +132,7 @@ def check(arguments: Evaluate) -> None:
             other; CFG012, no dataset is given; MODEL001, there is no such task.
 
     """
+    require_round(arguments.round)
     require_sizes(arguments.batch_size, arguments.seed, None if arguments.lm_eval else arguments.type)
     if arguments.lm_eval:
         for name in OF_DATASETS:

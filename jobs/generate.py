@@ -1,7 +1,7 @@
 """Let a saved model write: an answer to a prompt, to each line of standard input, or in a conversation.
 
     python jobs/generate.py --model RUN/model --prompt 'def main('
-    python jobs/generate.py --model RUN --round 12 --temperature 0 < prompts.txt
+    python jobs/generate.py RUN --round 12 --temperature 0 < prompts.txt
     python jobs/generate.py --model RUN/model                  # a conversation, in a terminal
 
 A tokenizer with a chat template makes a prompt the user's turn, unless the model was trained on texts without it. Then,
@@ -55,7 +55,7 @@ class Generate:
 
 def main() -> None:
     """Parse first, import later: `--help` and a mistyped flag answer at once."""
-    arguments = parse_options(Generate, __doc__, sys.argv[1:])
+    arguments = parse_options(Generate, __doc__, sys.argv[1:], position="model")
     _check(arguments)
     number = None if arguments.round is None else arguments.round - 1
     phases = Phases()

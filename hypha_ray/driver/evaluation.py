@@ -167,7 +167,7 @@ def find_model(model: str, round: int | None = None) -> ModelSource:
     return ModelSource(None, run, run.newest_snapshot)
 
 
-def find_model_or_folder(model: str) -> ModelSource:
+def find_model_or_folder(model: str, round: int | None = None) -> ModelSource:
     """Find a model as `find_model` does; a path that leads to no run has to be the folder of a model.
 
     Raises:
@@ -175,8 +175,8 @@ def find_model_or_folder(model: str) -> ModelSource:
 
     """
     folder = Path(model).expanduser()
-    if "/" not in model or RunDirectory(folder).begun:
-        return find_model(model)
+    if "/" not in model or RunDirectory(folder).begun or round is not None:
+        return find_model(model, round)
     local_folder(str(folder.absolute()))
     if not (folder / _ADAPTER).is_file():
         read_config(folder)

@@ -199,6 +199,16 @@ def test_evaluate_gives_the_trained_model_the_logged_loss(
     assert json.loads(scored.stdout.splitlines()[-1])["val_loss"] == pytest.approx(logged, abs=1e-3)
 
 
+@pytest.mark.parametrize("words", [["small"], ["--run", "small"], ["--model", "small"]], ids=" ".join)
+def test_evaluate_takes_an_earlier_round_of_a_run_by_position_or_flag(
+    run: Path, run_shared_job: Jobs, corpus: Path, words: list[str]
+) -> None:
+    scored = run_shared_job(*words, "--round", "2", "--dataset", corpus, "--json", script="evaluate")
+    assert scored.returncode == 0, scored.stderr
+    (earlier,) = [record for record in read_jsonl(run / "metrics.jsonl", ["eval"]) if record["round"] == 1]
+    assert json.loads(scored.stdout.splitlines()[-1])["val_loss"] == pytest.approx(earlier["val_loss"], abs=1e-3)
+
+
 def test_plot_draws_the_same_plots_again(run: Path, run_shared_job: Jobs) -> None:
     for path in (run / "plots").iterdir():
         path.unlink()

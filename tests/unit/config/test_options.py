@@ -85,6 +85,28 @@ def test_mistake_is_one_error_that_names_the_flag(arguments: str, error: str) ->
 
 
 @dataclass(frozen=True)
+class Play:
+    """Play something."""
+
+    model: str
+    """what plays"""
+    loud: bool = False
+    """not quietly"""
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--model a --loud", "--run a --loud", "a --loud", "--loud true a", "--loud --run=a"]
+)
+def test_model_may_be_a_run_by_position_or_flag(arguments: str) -> None:
+    assert parse_options(Play, "A job.", arguments.split(), position="model") == Play("a", loud=True)
+
+
+def test_two_values_by_position_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"CFG015.*unexpected argument 'b'. Fix: give one value for --model"):
+        parse_options(Play, "A job.", ["a", "b"], position="model")
+
+
+@dataclass(frozen=True)
 class Pause:
     """Wait."""
 
