@@ -72,6 +72,8 @@ _OTHER_NAMES = OF_PREPARE | {
     "max_response_tokens": "max_tokens max_new_tokens max_completion_length",
 }
 """Names that other tools have for options, with ``_`` for ``-``."""
+_RUNS = ("model", "from_")
+"""Options that take a run, for which ``--run`` is another flag."""
 
 
 def help_text(doc: str) -> str:
@@ -140,8 +142,8 @@ def parse_options(options_class: type[T], doc: str | None, arguments: Sequence[s
         options_class: the dataclass.
         doc: the job script's own description.
         arguments: the command line, without the script.
-        position: name of the option whose value may stand without its flag, or values if the flag may be repeated; a
-            model may be given as a run by ``--run``, too. None: there is none.
+        position: name of the option whose value may stand without its flag, or values if the flag may be repeated;
+            None: there is none.
 
     Raises:
         ConfigError: CFG001 unknown flag, CFG002 wrong type, CFG003 none of the allowed values, CFG012 missing flag,
@@ -257,8 +259,8 @@ def _texts(
         name = _name(flag)
         if f"{name}_" in keys:
             name = f"{name}_"
-        if name == "run" and position == "model":
-            name = position
+        if name == "run" and name not in keys:
+            name = next((option for option in _RUNS if option in keys), name)
         if name not in keys:
             raise _unknown(flag, keys)
         key = keys[name]

@@ -158,6 +158,7 @@ class Move:
         ("--by a=1,b=2 --from here --by c=[3,4]", Move("here", ["a=1,b=2", "c=[3,4]"])),
         ("--by a b --by=c", Move(None, ["a", "b", "c"])),
         ("--from a --from b", Move("b")),
+        ("--run a --by b", Move("a", ["b"])),
     ],
 )
 def test_options_named_as_words_of_python_and_repeated_ones_are_read(arguments: str, expected: Move) -> None:
