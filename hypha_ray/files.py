@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -71,24 +71,22 @@ def has_ended(process: str) -> bool:
 
 
 def with_imports(script: Path) -> set[Path]:
-    """A file, and the modules beside it that it imports, directly or by way of others of them."""
-    files = {script}
-    waiting_files = [script]
+    """A file, and the modules of its folder or its package that it imports, directly or by way of others of them."""
+    files = {script.absolute()}
+    waiting_files = list(files)
     while waiting_files:
-        for name in _imported_names(waiting_files.pop()):
-            module = script.with_name(f"{name}.py")
-            if module not in files and module.is_file():
-                files.add(module)
-                waiting_files.append(module)
+        new_files = _imported_files(waiting_files.pop()) - files
+        files |= new_files
+        waiting_files += new_files
     return files
 
 
 def files_hash(files: Iterable[Path]) -> str:
     """Hash of names, sizes and contents of files."""
     sha256 = hashlib.sha256()
-    for file in sorted(files, key=lambda file: file.name):
-        sha256.update(repr((file.name, file.stat().st_size)).encode())
-        sha256.update(file.read_bytes())
+    for name, content in sorted((file.name, file.read_bytes()) for file in files):
+        sha256.update(repr((name, len(content))).encode())
+        sha256.update(content)
     return sha256.hexdigest()
 
 
@@ -113,33 +111,75 @@ def forget_edited() -> None:
     importlib.invalidate_caches()
 
 
-def _imported_names(file: Path) -> set[str]:
-    """Names of modules that a file may import from beside it; none if it isn't Python.
+def _imported_files(file: Path) -> set[Path]:
+    """Modules of a file's folder, its package, and packages beside it that it may import; none if it isn't Python.
 
-    Modules of a package are imported by dotted names, of which each part counts, and so do the names behind `import`.
+    Of what is installed, only those of its folder: packages are large, others lie beside them, and other machines may
+    have them in another place. This package isn't a user's.
+    """
+    package = _package_of(file)
+    root = file.parents[len(package)]
+    files: set[Path] = set()
+    for name in _imported_names(file, package):
+        first_part = name[0]
+        files.update(filter(Path.is_file, [file.with_name(f"{first_part}.py")]))
+        if first_part != _PACKAGE.name:
+            files.update(_files_of_module(root, name))
+    if any(root.glob("*.dist-info")) or (package and _is_distribution(package[0])):
+        return {path for path in files if path.parent == file.parent}
+    return files
+
+
+def _is_distribution(name: str) -> bool:
+    """Whether a package of that name is installed, if only as a link to its sources."""
+    from importlib.metadata import PackageNotFoundError, distribution  # `--help` is to answer at once.
+
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _package_of(file: Path) -> list[str]:
+    """Names of the packages that a file lies in, the outermost first."""
+    names: list[str] = []
+    for folder in file.parents:
+        if not (folder / "__init__.py").is_file():
+            break
+        names.insert(0, folder.name)
+    return names
+
+
+def _imported_names(file: Path, package: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Names of modules that a file of a package imports, each by its parts.
+
+    What stands behind ``from a import`` may be a module, too.
     """
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
-        return set()
-    in_package = file.with_name("__init__.py").is_file()
-    modules: list[str] = []
-    """Dotted names of imported modules."""
-    names: set[str] = set()
+        return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            modules += [alias.name for alias in node.names]
+            for alias in node.names:
+                yield alias.name.split(".")
         elif isinstance(node, ast.ImportFrom):
+            above: list[str] = []
+            if node.level:
+                above += package[: len(package) + 1 - node.level]
             if node.module is not None:
-                modules.append(node.module)
-            if node.module is None or in_package:
-                names.update(alias.name for alias in node.names)
-    for module in modules:
-        first_part, *further_parts = module.split(".")
-        names.add(first_part)
-        if in_package:
-            names.update(further_parts)
-    return names
+                above += node.module.split(".")
+            for alias in node.names:
+                yield [*above, alias.name]
+
+
+def _files_of_module(root: Path, name: Sequence[str]) -> Iterator[Path]:
+    """Files that are loaded with a module, those of its packages first; a last part that is no module has none."""
+    folder = root
+    for part in name:
+        folder = folder / part
+        yield from filter(Path.is_file, (folder / "__init__.py", folder.with_name(f"{part}.py")))
 
 
 def jobs_folder() -> Path:

@@ -11,6 +11,7 @@ import pytest
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.families import FAMILIES
+from hypha_ray.files import files_hash, with_imports
 from hypha_ray.plugins import (
     attempt,
     create,
@@ -225,7 +226,66 @@ def test_sources_are_those_of_the_module_and_of_what_it_imports_beside_it(tmp_pa
     for name, text in texts.items():
         (package / f"{name}.py").write_text(text, encoding="utf-8")
     found = sources("rewards", "package_of_a_test.main:f")
-    assert {path.name for path in found} == {"main.py", "helper.py"}
+    assert {path.name for path in found} == {"__init__.py", "main.py", "helper.py"}
+
+
+NESTED = {
+    "member.py": "import hypha_ray.plugins, lone\nfrom mine.deep import leaf\nfrom mine import other as o\n",
+    "lone.py": "",
+    "mine/__init__.py": "",
+    "mine/other.py": "from . import deep\nfrom .sibling import *\n",
+    "mine/sibling.py": "import mine.far\n",
+    "mine/far.py": "raise RuntimeError('only read')",
+    "mine/unused.py": "import member\n",
+    "mine/deep/__init__.py": "",
+    "mine/deep/leaf.py": "from ..other import y\nfrom ... import lone\n",
+    "hypha_ray/__init__.py": "",
+    "hypha_ray/plugins.py": "",
+}
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_sources_of_a_member_are_in_all_folders_of_its_packages_unless_they_are_installed(
+    tmp_path: Path, is_installed: bool
+) -> None:
+    for place, text in NESTED.items():
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(text)
+    if is_installed:
+        (tmp_path / "mine-1.0.dist-info").mkdir()
+    found = {file.relative_to(tmp_path).as_posix() for file in with_imports(tmp_path / "member.py")}
+    expected = {"member.py", "lone.py"}
+    if not is_installed:
+        expected = NESTED.keys() - {"mine/unused.py", "hypha_ray/__init__.py", "hypha_ray/plugins.py"}
+    assert found == expected
+
+
+def test_sources_in_an_installed_package_are_those_of_its_folder_wherever_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package that is installed as a link to its sources has the hash of one that is installed whole."""
+    package = tmp_path / "sources" / "linked_package"
+    (package / "deep").mkdir(parents=True)
+    for name in ("__init__", "beside", "deep/__init__", "deep/leaf"):
+        (package / f"{name}.py").touch()
+    (package / "member.py").write_text("from . import beside\nfrom .deep import leaf\n")
+    assert len(with_imports(package / "member.py")) == 5
+    metadata = tmp_path / "installed" / "linked_package-1.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: linked-package\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(metadata.parents[1])
+    assert {file.name for file in with_imports(package / "member.py")} == {"member.py", "beside.py", "__init__.py"}
+
+
+def test_hash_of_sources_knows_files_of_one_name_in_any_order(tmp_path: Path) -> None:
+    files = [tmp_path / folder / "__init__.py" for folder in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(f"# {file.parent.name}")
+    first_hash = files_hash(files)
+    assert files_hash(files[::-1]) == first_hash
+    files[1].write_text("# c")
+    assert files_hash(files) != first_hash
 
 
 def test_package_that_ends_the_process_has_no_sources_and_is_refused(tmp_path: Path, written: Written) -> None:
