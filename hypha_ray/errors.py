@@ -159,17 +159,22 @@ def reason_of(error: BaseException) -> str:
 def place_of(error: BaseException) -> str:
     """File and line of users' code, or of a library, from which an error came: ``(mine.py, line 7)``; empty if ours.
 
-    Python's own modules, such as contextlib, only pass it on.
+    Python's own modules, such as contextlib, only pass it on. Libraries may call users' code, as torch does, which then
+    counts.
     """
     trace = error.__traceback__
+    place = ""
     while trace is not None:
         file = Path(trace.tb_frame.f_code.co_filename)
         is_installed = bool(_INSTALLED & set(file.parts))
         is_of_python = file.name.startswith("<frozen") or (file.is_relative_to(_PYTHON) and not is_installed)
         if not file.is_relative_to(_PACKAGE) and not is_of_python:
-            return f"({file.name}, line {trace.tb_lineno})"
+            text = f"({file.name}, line {trace.tb_lineno})"
+            if not is_installed:
+                return text
+            place = place or text
         trace = trace.tb_next
-    return ""
+    return place
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,6 +133,24 @@ def test_place_of_an_error_is_none_of_pythons_own_modules() -> None:
     assert trace is not None
     assert place_of(caught.value.with_traceback(trace.tb_next)) == ""
     assert place_of(caught.value.with_traceback(trace)).startswith("(test_failing_members.py, line ")
+
+
+class Failing(torch.optim.SGD):
+    """Steps of its own, which torch's schedules wrap."""
+
+    def step(self, closure: Any = None) -> None:
+        raise ValueError(closure)
+
+
+def test_place_of_an_error_is_that_of_users_code_which_a_library_calls() -> None:
+    optimizer = Failing([torch.zeros(1, requires_grad=True)], lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    with pytest.raises(ValueError) as caught:
+        optimizer.step()
+    trace = caught.value.__traceback__
+    assert trace is not None and trace.tb_next is not None
+    assert "lr_scheduler.py" in trace.tb_next.tb_frame.f_code.co_filename
+    assert place_of(caught.value.with_traceback(trace.tb_next)).startswith("(test_failing_members.py, line ")
 
 
 TRIED = """
