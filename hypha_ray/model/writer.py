@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import TextStreamer
 
+from hypha_ray.config.entry_point import print_notes
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.errors import ConfigError, DataError, reason_of
 from hypha_ray.model.checks import max_positions
@@ -63,6 +64,7 @@ class Writer:
         if system is None and self.chats and rules is not None:
             self.default_system = rules.system
         self._system = system or self.default_system
+        self._notes_length = True
         self.forget()
         torch.manual_seed(seed)
 
@@ -115,6 +117,7 @@ class Writer:
         )
         answer_ids = output[0]
         if not self._translates:  # A decoder's output begins with the prompt.
+            self._note_length(len(answer_ids))
             answer_ids = answer_ids[ids.shape[1] :]
         answer = str(self._tokenizer.decode(self._without_end(answer_ids), skip_special_tokens=True))
         if self.chats:
@@ -183,6 +186,13 @@ class Writer:
     def _positions(self, *, decoder: bool) -> int:
         limit = max_positions(self._network, decoder=decoder)
         return _UNLIMITED if limit is None else limit
+
+    def _note_length(self, tokens: int) -> None:
+        """Print a note, once, if a text is longer than the model was made for, though it has positions for it."""
+        limit = getattr(self._network.config, "max_position_embeddings", None)
+        if self._notes_length and isinstance(limit, int) and tokens > limit:
+            self._notes_length = False
+            print_notes([f"the text has {tokens} tokens, and the model was made for {limit}: it may end in nonsense"])
 
     def _without_end(self, ids: torch.Tensor) -> torch.Tensor:
         """Return an answer's ids without the token that ended it, which may be no special one."""

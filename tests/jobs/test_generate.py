@@ -192,6 +192,23 @@ def test_what_no_text_can_come_of_is_refused(
     assert (done.returncode, done.stdout) == (2, "") and said(done.stderr).startswith(error)
 
 
+def test_text_that_is_longer_than_what_the_model_was_made_for_is_noted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rotary positions have no end, but the model has learned none behind its last one."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {"model_type": "llama", "vocab_size": 384, "max_position_embeddings": 12, "eos_token_id": 383, **sizes}
+    build_model(Model(config=config), seed=0).save_pretrained(tmp_path)
+    ByT5Tokenizer().save_pretrained(tmp_path)
+    writer = Writer(tmp_path)
+    writer.write("abcd", max_new_tokens=8, temperature=0)
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        writer.write("abcd", max_new_tokens=9, temperature=0)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("note: the text has 13 tokens, and the model was made for 12: ")
+
+
 def test_translation_ends_where_the_decoders_positions_do(tmp_path: Path) -> None:
     """A source has the encoder's positions, an answer those of the decoder; beams of the saved model aren't used."""
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
