@@ -11,18 +11,23 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from hypha_ray.config import Job
 from hypha_ray.config.keys import shown
 from hypha_ray.errors import ConfigError
 from hypha_ray.exchange_schedule import fragments_of_round, is_last_round
+from hypha_ray.plugins import create
 from hypha_ray.scheduler.messages import Merge
 from hypha_ray.texts import significant
 
 UNCODED: Final = "fp32"
 WEIGHT_BYTES: Final = 4
 """Bytes of a parameter in uncoded weights."""
+_GROUP: Final = "parameters/float32"
+"""Group of a payload that all parameters are in."""
 
 BYTES_PER_CHUNK: Final[dict[str, tuple[int, int]]] = {
     "fp32": (1, 4),
@@ -85,14 +90,31 @@ def fragment_sizes(parameters: int, fragments: int) -> list[int]:
     return [stop - start for start, stop in pairwise(bounds)]
 
 
-def encoded_bytes(codec: str, parameters: int) -> int:
-    """Bytes of an encoded fragment; an estimate for codecs of `MEAN_BITS`, the most for those of `MOST_BITS`."""
+def encoded_bytes(codec: str, parameters: int, options: Mapping[str, Any] | None = None) -> int:
+    """Bytes of an encoded fragment; an estimate for codecs of `MEAN_BITS`, the most for those of `MOST_BITS`.
+
+    A codec that a user brings may have options, and tells the size itself.
+    """
     if codec in MEAN_BITS:
         return round(parameters * MEAN_BITS[codec] / 8)
     if codec in MOST_BITS:
         return round(parameters * MOST_BITS[codec] / 8)
-    chunk, size = BYTES_PER_CHUNK[codec]
-    return -(-parameters // chunk) * size
+    if codec in BYTES_PER_CHUNK:
+        chunk, size = BYTES_PER_CHUNK[codec]
+        return -(-parameters // chunk) * size
+    return sum(np.dtype(form.dtype).itemsize * form.size for form in _forms(codec, parameters, options))
+
+
+def has_known_size(codec: str, options: Mapping[str, Any] | None) -> bool:
+    """Whether payloads of a codec have a size that doesn't depend on the values, or one that can be estimated."""
+    if codec in (*MEAN_BITS, *MOST_BITS, *BYTES_PER_CHUNK):
+        return True
+    return all(form.exact for form in _forms(codec, 1, options))
+
+
+def _forms(codec: str, parameters: int, options: Mapping[str, Any] | None) -> list[Any]:
+    """Forms of the arrays of an encoded fragment, by a codec that a user brings."""
+    return list(create("codecs", codec, options).form({_GROUP: parameters}).values())
 
 
 class PayloadSizes:
@@ -111,30 +133,37 @@ class PayloadSizes:
         self.visible_shares = ALL_VISIBLE
         """Parts of the most bytes that payloads of `MOST_BITS` take, up and down. The last delta takes all."""
         self._encoded_bytes: dict[tuple[str, int], int] = {}
-        """Bytes of encoded fragments, the most there can be, by codec and round."""
+        """Bytes of encoded fragments, the most there can be, by the codec's key and round."""
 
     def delta_bytes(self, round: int) -> int:
         """Bytes of a worker's delta of a round."""
         share = 1.0 if is_last_round(self._job, round) else self.visible_shares[0]
-        return self._encoded(self._job.sync.codec, round, share)
+        return self._encoded("codec", round, share)
 
     def coded_bytes(self, round: int) -> int:
         """Bytes of a round's new weights for a worker with those before; 0 if they are sent uncoded."""
-        codec = self._job.sync.downward_codec
-        return 0 if codec == UNCODED else self._encoded(codec, round, self.visible_shares[1])
+        if self._job.sync.downward_codec == UNCODED:
+            return 0
+        return self._encoded("downward_codec", round, self.visible_shares[1])
 
     def weights_bytes(self, command: Merge) -> int:
         """Bytes of the weights that an order brings."""
         if command.whole or not self._job.sync.traits.has_barrier:
             return WEIGHT_BYTES * sum(self.fragments)
         round_before = command.version - 1
-        return self.coded_bytes(round_before) or self._encoded(UNCODED, round_before)
+        return self.coded_bytes(round_before) or WEIGHT_BYTES * sum(self._parameters(round_before))
 
-    def _encoded(self, codec: str, round: int, visible_share: float = 1.0) -> int:
-        total = self._encoded_bytes.get((codec, round))
+    def _parameters(self, round: int) -> list[int]:
+        """Parameters of the fragments that a round exchanges."""
+        return [self.fragments[index] for index in fragments_of_round(self._job, round)]
+
+    def _encoded(self, key: str, round: int, visible_share: float) -> int:
+        codec = getattr(self._job.sync, key)
+        total = self._encoded_bytes.get((key, round))
         if total is None:
-            total = sum(encoded_bytes(codec, self.fragments[index]) for index in fragments_of_round(self._job, round))
-            self._encoded_bytes[codec, round] = total
+            options = getattr(self._job.sync, f"{key}_options")
+            total = sum(encoded_bytes(codec, parameters, options) for parameters in self._parameters(round))
+            self._encoded_bytes[key, round] = total
         if codec in MOST_BITS:
             return int(total * visible_share)
         return total

@@ -147,7 +147,7 @@ def check_advisable(job: Job) -> None:
     """Refuse a job whose exchange can't be advised on.
 
     Raises:
-        ConfigError: CFG011, it has no rounds of inner steps, or a codec of its own, whose size isn't known.
+        ConfigError: CFG011, it has no rounds of inner steps, or a codec of its own, whose speed isn't known.
 
     """
     if job.sync.traits.sends_gradients:
@@ -158,7 +158,7 @@ def check_advisable(job: Job) -> None:
         name = getattr(job.sync, key)
         if is_own("codecs", name):
             problem = f"--advise and sync.{key} = {name} exclude each other"
-            fix = f"its payloads are of unknown size; ask with --sync.{key} fp32"
+            fix = f"its speed isn't known; ask with --sync.{key} fp32"
             raise ConfigError("CFG011", problem, fix=fix)
 
 

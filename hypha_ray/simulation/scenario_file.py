@@ -26,7 +26,8 @@ from hypha_ray.config.load import from_read_document
 from hypha_ray.config.no_effect import UNTOLD, WITHOUT_EFFECT, is_below
 from hypha_ray.config.value_types import MACHINES_AT_MOST, Table, table_of
 from hypha_ray.errors import ConfigError
-from hypha_ray.simulation.exchange import BYTES_PER_CHUNK, MEAN_BITS, MOST_BITS
+from hypha_ray.plugins import attempt, is_own, look_beside_the_job
+from hypha_ray.simulation.exchange import BYTES_PER_CHUNK, MEAN_BITS, MOST_BITS, has_known_size
 from hypha_ray.simulation.failures import with_traces
 from hypha_ray.simulation.links import require_fast_links
 from hypha_ray.simulation.options import with_samples, with_workers
@@ -372,11 +373,15 @@ def _refuse_what_is_not_simulated(scenario: Scenario, locate: Locate) -> None:
     for refused, path, fix in refusals:
         if refused:
             raise ConfigError("CFG011", f"{locate(('job', *path))} isn't simulated", fix=fix)
-    for key, codec in (("codec", job.sync.codec), ("downward_codec", job.sync.downward_codec)):
-        known_codecs = (*BYTES_PER_CHUNK, *MEAN_BITS, *MOST_BITS)
-        if codec not in known_codecs:
+    for key in ("codec", "downward_codec"):
+        codec = getattr(job.sync, key)
+        options = getattr(job.sync, f"{key}_options")
+        if is_own("codecs", codec):
+            look_beside_the_job()
+            attempt(f"sync.{key}", "codecs", codec, options, job)
+        if not has_known_size(codec, options):
             problem = f"{locate(('job', 'sync', key))} has no known size"
-            allowed = ", ".join(known_codecs)
+            allowed = ", ".join((*BYTES_PER_CHUNK, *MEAN_BITS, *MOST_BITS))
             raise ConfigError("CFG003", problem, codec, allowed, "choose one of them")
 
 

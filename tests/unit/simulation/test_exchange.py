@@ -28,6 +28,9 @@ from hypha_ray.simulation.exchange import (
     size_notes,
 )
 from hypha_ray.simulation.ladder import ExchangeChoice, Limits, choose, most_fragments, sufficient_scale
+from tests.support.plugins import Written, written
+
+__all__ = ["written"]
 
 ALL = Limits(total_steps=100_000, overlaps=True, encodes_weights=True)
 BITS = ("huffman2", "int4", "int8", "bf16", "fp32")
@@ -137,6 +140,39 @@ def test_weights_are_coded_if_the_job_says_so() -> None:
     assert PayloadSizes(from_tables({}), 1000).coded_bytes(0) == 0
     job = from_tables({"sync": {"downward_codec": "bf16"}})
     assert PayloadSizes(job, 1000).coded_bytes(0) == 2000
+
+
+OWN = """
+import torch
+from hypha_ray.codec.formats.chunked import Chunked
+from hypha_ray.plugins import Options
+
+class Signs(Chunked):
+    class Options(Options):
+        means: int = 1
+
+    name = "signs"
+    chunk = 64
+    arrays = {"signs": ("int8", 64), "sizes": ("float32", 1)}
+
+    def __init__(self, options):
+        self.arrays = self.arrays | {"sizes": ("float32", options.means)}
+
+    def compress(self, values):
+        means = values.abs().mean(1, keepdim=True).expand(-1, self.arrays["sizes"][1])
+        return {"signs": torch.sign(values).to(torch.int8), "sizes": means}
+
+    def expand(self, parts):
+        return parts["signs"] * parts["sizes"][:, :1]
+"""
+
+
+def test_codecs_of_a_user_have_the_sizes_of_their_real_payloads(written: Written) -> None:
+    name = f"{written(OWN)}:Signs"
+    sync = {"codec": name, "downward_codec": name, "downward_codec_options": {"means": 3}}
+    sizes = PayloadSizes(from_tables({"sync": sync}), 1000)
+    assert sizes.delta_bytes(0) == real_bytes(name, 1000) == 16 * (64 + 4)
+    assert sizes.coded_bytes(0) == 16 * (64 + 3 * 4)
 
 
 def test_estimates_are_noted() -> None:

@@ -8,7 +8,10 @@ import pytest
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.scenario_file import read_scenarios, scenario_names
+from tests.support.plugins import Written, written
 from tests.support.scenarios import EXACT, read_text
+
+__all__ = ["written"]
 
 
 def line_of(text: str, part: str) -> int:
@@ -119,6 +122,25 @@ def test_job_that_cannot_be_simulated_is_refused(tmp_path: Path, table: str, key
         read_text(tmp_path, EXACT + table)
     assert raised.value.code == "CFG011"
     assert key in str(raised.value)
+
+
+UNSIZED = """
+from hypha_ray.members.visible import Visible
+
+class Mine(Visible):
+    name = "mine"
+"""
+
+
+def test_codec_of_a_user_is_refused_only_if_its_size_depends_on_the_values(tmp_path: Path, written: Written) -> None:
+    place = f"{written(UNSIZED)}:Mine"
+    text = EXACT + f'[job.sync]\ncodec = "{place}"\n'
+    with pytest.raises(ConfigError, match=rf"CFG003.*job.sync.codec has no known size — got {place}, allowed fp32"):
+        read_text(tmp_path, text)
+    with pytest.raises(ConfigError, match=r"PLG002.*not_here:Mine can't be loaded"):
+        read_text(tmp_path, text.replace(place, "not_here:Mine"))
+    place = f"{written('from hypha_ray.codec.formats import Bf16 as Mine')}:Mine"
+    read_text(tmp_path, EXACT + f'[job.sync]\ncodec = "{place}"\n')
 
 
 def test_more_workers_than_machines_are_refused(tmp_path: Path) -> None:
