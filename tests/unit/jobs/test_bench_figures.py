@@ -41,6 +41,7 @@ from hypha_ray.simulation.calibration import calibrate
 from hypha_ray.simulation.options import parse_trial, parse_trials
 from hypha_ray.simulation.predictions import predict
 from hypha_ray.simulation.run_scenario import DataSize
+from hypha_ray.worker import loop
 from tests.support.recorded_run import write_run
 
 ROOT = Path(__file__).parents[3]
@@ -270,6 +271,14 @@ def test_training_of_the_benchmark_is_that_of_a_worker_and_has_its_loss() -> Non
     assert found["mixed"].loss != found["plain"].loss
     assert all(one.step_s > 0 and one.mfu is None and one.peak_gib is None for one in found.values())
     assert plain(SIZE, SIZE.job(OFF), ids) > 0
+
+
+@pytest.mark.slow
+def test_peak_of_the_benchmark_is_the_highest_of_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker counts anew with each round that it hands over."""
+    peaks = iter([3 << 30, 2 << 30])
+    monkeypatch.setattr(loop, "take_peak_memory", lambda device: next(peaks))
+    assert train(SIZE, SIZE.job(OFF), texts(SIZE, SIZE.steps + VALIDATION)).peak_gib == 3
 
 
 def test_settings_that_exclude_each_other_are_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:

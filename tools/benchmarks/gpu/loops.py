@@ -41,6 +41,7 @@ class Trained:
     first_s: float
     """Seconds of the first steps, in which models are compiled."""
     peak_gib: float | None
+    """The most memory that tensors had on a GPU, by the worker's own account of its rounds; None on a CPU."""
     loss: float
     """Loss on samples that weren't trained on, after the last step."""
     mfu: float | None
@@ -57,12 +58,12 @@ def train(size: Size, job: Job, ids: npt.NDArray[np.int64]) -> Trained:
     first, timed = sides.deltas
     assert timed.batches == size.steps - size.warm
     loss_sum, count = sides.evaluated[0].sums["val_loss"]
+    peaks = [delta.peak_memory_bytes for delta in sides.deltas if delta.peak_memory_bytes is not None]
+    peak_gib = round(max(peaks) / 2**30, 2) if peaks else None
     mfu = None
     if timed.tokens is not None and timed.token_operations is not None and timed.peak_operations is not None:
         mfu = timed.tokens * timed.token_operations / (timed.train_s * timed.peak_operations)
-    return Trained(
-        settings_of(job), timed.train_s / timed.batches, first.train_s, size.peak_gib(), loss_sum / count, mfu
-    )
+    return Trained(settings_of(job), timed.train_s / timed.batches, first.train_s, peak_gib, loss_sum / count, mfu)
 
 
 class Sides:

@@ -85,10 +85,6 @@ class Size:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 
-    def peak_gib(self) -> float | None:
-        """Return the most memory that tensors had on a GPU; None on a CPU."""
-        return round(torch.cuda.max_memory_allocated() / 2**30, 2) if self.device == "cuda" else None
-
     def name(self) -> str:
         """Return the name of the device."""
         return torch.cuda.get_device_name() if self.device == "cuda" else "CPU, a stand-in of tiny size"
