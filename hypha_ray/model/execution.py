@@ -66,6 +66,8 @@ _PLAIN_DECODERS: Final = frozenset(
 """Model types whose decoder has all positions in order and hides none, unless it is given others."""
 _OF_DECODERS: Final = frozenset({"decoder_attention_mask", "decoder_position_ids"})
 _PACKED: Final = "find_packed_sequence_indices"
+_EXPORTED: Final = "is_torchdynamo_exporting"
+_OF_TEXTS: Final = frozenset({"input_ids", "attention_mask", "labels"})
 _COUNTED: Final = ("causal-lm", "masked-lm", "sequence-classification", "token-classification")
 """Tasks of models that all tokens go through, and all parameters with each of them."""
 _RECURRENT: Final = "create_recurrent_attention_mask"
@@ -115,28 +117,43 @@ class KnownMasks:
     Otherwise it asks the device in each forward pass, which waits for all that the device has to do before. Masks of
     other shapes are asked as always, and so are all of them in a version of transformers that asks in another way.
 
+    In compiled code it can't ask, and makes a mask of all pairs of positions, with which torch takes a slow kernel. So
+    compiled texts without padding have no mask, as if they were computed without compiling.
+
     Args:
         model: the model that is run.
+        compiled: whether all of it is compiled.
 
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, compiled: bool = False) -> None:
         config: Any = model.config
+        self._compiled = compiled
+        self._has_sdpa = getattr(config, "_attn_implementation", None) == "sdpa"
         self._has_two_masks = bool(getattr(config, "is_encoder_decoder", False))
         self._has_plain_decoder = self._has_two_masks and config.model_type in _PLAIN_DECODERS
         modules = [sys.modules[type(part).__module__] for part in model.modules()]
         self._recurrent = {module.__name__: module for module in modules if hasattr(module, _RECURRENT)}
 
     @contextmanager
-    def of(self, inputs: Mapping[str, Tensor]) -> Iterator[None]:
-        """Context in which the host answers for these inputs: keyword arguments of the model, on the CPU."""
+    def of(self, inputs: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
+        """Context in which the host answers for these keyword arguments of a model on the CPU; it has those to pass."""
+        if self._needs_no_mask(inputs):
+            inputs = {name: tensor for name, tensor in inputs.items() if name != "attention_mask"}
         with ExitStack() as stack:
             for owner, name, answer in self._answers(inputs):
                 asks = getattr(owner, name, None)
                 if asks is not None:
                     stack.callback(setattr, owner, name, asks)
                     setattr(owner, name, partial(answer, asks))
-            yield
+            yield inputs
+
+    def _needs_no_mask(self, inputs: Mapping[str, Tensor]) -> bool:
+        """Whether compiled code computes the same without the mask."""
+        mask = inputs.get("attention_mask")
+        if not self._compiled or not self._has_sdpa or self._has_two_masks or self._recurrent:
+            return False
+        return mask is not None and inputs.keys() <= _OF_TEXTS and bool(mask.all())
 
     def _answers(self, inputs: Mapping[str, Tensor]) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         """Modules, names of functions in them, and functions of these functions and their arguments."""
@@ -147,8 +164,10 @@ class KnownMasks:
             yield masking_utils, _PACKED, _is_in_order
         elif not self._has_two_masks and "position_ids" not in inputs:
             yield masking_utils, _PACKED, _ask_unless_in_order
+        if self._compiled:
+            yield masking_utils, _EXPORTED, _is_not_exported
         mask = inputs.get("attention_mask")
-        if mask is None or mask.ndim < 2:
+        if mask is None or mask.ndim < 2 or self._compiled:  # Its code holds for all masks.
             return
         rows = mask.flatten(0, -2)  # The model gets pairs and choices as rows.
         yield masking_utils, "_ignore_bidirectional_mask_sdpa", partial(_ask_host, rows.bool())
@@ -183,6 +202,11 @@ def _hides_nothing(ask: Any, mask: Tensor) -> bool:
 
 def _is_in_order(ask: Any, positions: Tensor) -> None:
     """Answer for a decoder's own positions: no sequence is packed."""
+
+
+def _is_not_exported(ask: Any) -> bool:
+    """Answer for compiled code, which torch before 2.14 takes for exported code."""
+    return False
 
 
 def _ask_unless_in_order(ask: Any, positions: Tensor) -> Any:

@@ -112,8 +112,7 @@ class SupervisedTrainer(WholeModel):
         self._read_figures = reading_from(self.device) if runs_ahead else None
         """Reader of a step's figures, meanwhile the host begins further steps; None: the host waits for each step."""
         is_compiled = job.worker.compile is True
-        knows_masks = self._read_figures is not None and not is_compiled
-        self._known_masks = KnownMasks(self.model) if knows_masks else None
+        self._known_masks = None if self._read_figures is None else KnownMasks(self.model, is_compiled)
 
     @property
     def parameters(self) -> int:
@@ -402,8 +401,8 @@ class SupervisedTrainer(WholeModel):
         return self._task.inputs(tensors_of(part), part.keys, self._masking_seed)
 
     def _forward(self, inputs: dict[str, torch.Tensor]) -> Losses:
-        with nullcontext() if self._known_masks is None else self._known_masks.of(inputs):
-            return self._computation(self._input_copies.to_device(inputs), self.device)
+        with nullcontext(inputs) if self._known_masks is None else self._known_masks.of(inputs) as needed_inputs:
+            return self._computation(self._input_copies.to_device(needed_inputs), self.device)
 
 
 def micro_batches(batch: Samples, parts: int) -> list[Samples]:

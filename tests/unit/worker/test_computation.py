@@ -32,6 +32,7 @@ from hypha_ray.types import Samples
 from hypha_ray.worker.batches import Computation
 from hypha_ray.worker.supervised import SupervisedTrainer
 from tests.support.jobs import MODEL
+from tests.support.slow_device import use_slow_device
 
 GPU = DeviceFacts("cuda", "NVIDIA H200", (9, 0), compiles=True)
 LLAMA = {**MODEL, "vocab_size": 40_000}
@@ -229,6 +230,37 @@ def test_compiled_step_has_the_plain_losses_and_gradients_and_compiles_no_second
     assert counts[0] >= 1 and set(counts) == {counts[0]}
     for expected, found in zip(plain.model.parameters(), traced.model.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_compiled_texts_without_padding_are_attended_to_without_a_mask(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without compiling: with a mask, torch takes a slow kernel. Texts with padding keep theirs."""
+    masks: list[Any] = []
+    counts: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        nodes = [node for node in graph.graph.nodes if "scaled_dot_product" in str(node.target)]
+        masks.extend((node.kwargs["attn_mask"] is None, node.kwargs["is_causal"]) for node in nodes)
+        return graph.forward
+
+    use_slow_device(monkeypatch)
+    plain, traced = SupervisedTrainer(job_of(config)), SupervisedTrainer(job_of(config, compile=True))
+    inner = traced._computation._compute._plain
+    compiler = lambda compute: torch.compile(compute, backend=backend, dynamic=False)  # noqa: E731
+    traced._computation._compute = CompiledByShape(inner, compiler)
+    for length in (32, 32, *[20] * (ADMITTED_AFTER + 1), 32):
+        one = batch()
+        one.arrays["attention_mask"] = np.ones_like(one.arrays["input_ids"])
+        one.arrays["attention_mask"][1:, length:] = 0
+        losses = [trainer.begin_step(one).result().loss for trainer in (plain, traced)]
+        assert torch.allclose(*losses, rtol=1e-6)
+        counts.append(len(masks))
+    layers = counts[0]
+    assert layers and masks == [(True, True)] * layers + [(False, False)] * layers
+    assert counts == [layers] * (1 + ADMITTED_AFTER) + [2 * layers] * 3
 
 
 @pytest.mark.slow
