@@ -88,7 +88,7 @@ class InputCopies:
 
 
 class Computation:
-    """Computes the losses of a trainer's batches.
+    """Computes the losses of a trainer's batches, without compiling in a model's evaluation mode.
 
     Settings that were chosen automatically are on trial with the first batch. If it fails, they are disabled, and
     `problems` has a line about that. Running out of memory is no such failure.
@@ -149,7 +149,7 @@ class Computation:
     def _compute_losses(self, inputs: Mapping[str, torch.Tensor], device: torch.device) -> Losses:
         mixes = self.autocast is not None
         with torch.autocast(device.type, self.autocast, enabled=mixes, cache_enabled=self._keeps_copies):
-            return self._compute(inputs)
+            return self._compute(inputs) if self._model.training else self._plain(inputs)
 
     def _disable(self, on_trial: set[str], error: Exception) -> None:
         """Disable settings that were chosen automatically, after an error."""
@@ -169,6 +169,7 @@ class Computation:
         compute = partial(compute_losses, self._task, self._model)
         if self.head is not None:
             compute = partial(compute, head=self.head, scale=self._scale)
+        self._plain = compute
         if not compiles:
             return compute
         if self._layers:

@@ -180,6 +180,25 @@ def test_short_batch_is_computed_plainly_until_its_shape_is_usual() -> None:
     assert compiled == [(count, 2) for place, count in enumerate(rows) if count == 8 or place >= admitted]
 
 
+def test_search_for_damaged_samples_compiles_nothing() -> None:
+    """Its batches are of one sample, one after the other."""
+    compiled: list[int] = []
+
+    def compiler(function: Any) -> Any:
+        def run(inputs: Any) -> Any:
+            compiled.append(len(inputs["input_ids"]))
+            return function(inputs)
+
+        return run
+
+    trainer = SupervisedTrainer(job_of(MODEL))
+    trainer._computation._compute = CompiledByShape(trainer._computation._compute, compiler)
+    trainer.step(batch(8))
+    assert trainer.find_damaged(batch(8)).all()
+    trainer.step(batch(8))
+    assert compiled == [8, 8]
+
+
 @pytest.mark.parametrize("compiles", [True, "layers"])
 def test_machine_that_cannot_compile_is_told_when_the_model_is_built(
     compiles: bool | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
