@@ -401,6 +401,15 @@ def compile_layers(
     return compute_compiled
 
 
+def try_gradients(compute: Callable[[], Losses], model: torch.nn.Module, device: torch.device) -> None:
+    """Compute a model's first gradients and drop them: what computes them is compiled with the first ones."""
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            compute().trained.backward()
+    finally:
+        model.zero_grad()
+
+
 class CompiledByShape:
     """A compiled function for batches of frequent shapes; others are computed by the plain function.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from hypha_ray.config import Job
 from hypha_ray.config.automatic import OFF
 from hypha_ray.exchange_schedule import ReportSchedule
-from hypha_ray.model.execution import CompiledByShape, Compute, compile_layers
+from hypha_ray.model.execution import CompiledByShape, Compute, compile_layers, try_gradients
 from hypha_ray.model.layout import blocks_of
 from hypha_ray.model.loss_check import head_of
 from hypha_ray.model.losses import Losses, compute_losses
@@ -135,13 +135,13 @@ class Computation:
         """Return the losses of a batch on its device."""
         on_trial = self._settings_on_trial
         self._settings_on_trial = set()
-        if not on_trial:
-            return self._compute_losses(inputs, device)
         try:
+            if "compile" in on_trial:
+                try_gradients(partial(self._compute_losses, inputs, device), self._model, device)
             return self._compute_losses(inputs, device)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:  # Compilers and kernels raise anything.
+            if not on_trial or isinstance(error, torch.OutOfMemoryError):
+                raise
             log.exception("the settings that were chosen don't work")
             self._disable(on_trial, error)
             return self._compute_losses(inputs, device)

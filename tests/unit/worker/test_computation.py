@@ -151,6 +151,42 @@ def test_failure_that_no_setting_is_the_reason_of_and_a_given_setting_are_raised
         computation(reasons={})
 
 
+class Unbackward(torch.autograd.Function):
+    """Code whose backward pass can't be compiled."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: torch.Tensor) -> torch.Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise RuntimeError("no code for gradients")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_trial_of_compiled_code_is_of_its_gradients_too_and_leaves_no_trace(fails: bool) -> None:
+    config = GPT2 | {"resid_pdrop": 0.5}
+
+    def compiler(function: Any) -> Any:
+        def run(inputs: Any) -> Any:
+            losses = function(inputs)
+            return losses._replace(trained=Unbackward.apply(losses.trained)) if fails else losses
+
+        return run
+
+    plain, tried = SupervisedTrainer(job_of(config)), SupervisedTrainer(job_of(config))
+    computed = tried._computation
+    computed._compute = CompiledByShape(computed._compute, compiler)
+    computed._settings_on_trial = {"compile"}
+    steps = []
+    for trainer in (plain, tried):
+        trainer.seed(0)
+        steps.append(trainer.step(batch()))
+    assert torch.equal(steps[0].loss, steps[1].loss)
+    assert all(torch.equal(*pair) for pair in zip(plain.model.parameters(), tried.model.parameters(), strict=True))
+    assert steps[1].disabled == (("compile",) if fails else ())
+
+
 def test_problem_of_a_setting_reaches_the_loop_with_the_step() -> None:
     trainer = SupervisedTrainer(job_of(MODEL))
     trainer._computation.problems = ("a line",)
