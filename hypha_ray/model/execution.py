@@ -380,7 +380,7 @@ def compile_layers(
 
     Args:
         layers: layers of the model, from `blocks_of`.
-        compute: function of a batch and of ``token_loss``, such as `compute_losses` for a model.
+        compute: function of a batch and of ``token_loss``, such as `training_losses` for a model.
         compiler: function that compiles another one.
 
     """

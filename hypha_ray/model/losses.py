@@ -48,7 +48,7 @@ class Losses(NamedTuple):
     trained: torch.Tensor
     """Loss to differentiate: the reported one and the routers' auxiliary loss."""
     output: Any
-    """Output object of the model; of a fused loss it has hidden states in the place of logits."""
+    """Output object of the model, with hidden states in the place of logits if the loss is fused; None in training."""
     figures: torch.Tensor | None = None
     """Sums and weights of further figures, [figures, 2]; None if there are none."""
 
@@ -89,6 +89,12 @@ def compute_losses(
     divisor = task.count(inputs) if task.summed else 1
     trained_loss = loss_of(output) / divisor
     return Losses(_plain(output, inputs, trained_loss), trained_loss, output)
+
+
+def training_losses(task: Task, model: torch.nn.Module, inputs: Batch, **options: Any) -> Losses:
+    """Return losses as `compute_losses`, without the output: compiled code would make a gradient of zeros for it."""
+    losses = compute_losses(task, model, inputs, **options)
+    return Losses(losses.reported, losses.trained, None, losses.figures)
 
 
 def _without_labels(inputs: Batch) -> Batch:

@@ -19,7 +19,7 @@ from hypha_ray.exchange_schedule import ReportSchedule
 from hypha_ray.model.execution import CompiledByShape, Compute, compile_layers, try_gradients
 from hypha_ray.model.layout import blocks_of
 from hypha_ray.model.loss_check import head_of
-from hypha_ray.model.losses import Losses, compute_losses
+from hypha_ray.model.losses import Losses, training_losses
 from hypha_ray.model.task import Task
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.step import Step
@@ -166,7 +166,7 @@ class Computation:
         self.problems = (f"{names} = auto: what was chosen doesn't work here, and is left off ({reason})",)
 
     def _choose_function(self, compiles: bool) -> Compute:
-        compute = partial(compute_losses, self._task, self._model)
+        compute = partial(training_losses, self._task, self._model)
         if self.head is not None:
             compute = partial(compute, head=self.head, scale=self._scale)
         self._plain = compute

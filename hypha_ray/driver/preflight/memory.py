@@ -27,7 +27,7 @@ from hypha_ray.model.execution import set_execution
 from hypha_ray.model.layout import blocks_of
 from hypha_ray.model.lora import has_adapter, sketch_trained
 from hypha_ray.model.loss_check import head_of
-from hypha_ray.model.losses import compute_losses
+from hypha_ray.model.losses import training_losses
 from hypha_ray.model.metrics import MASKING_SEED, tensors_of
 from hypha_ray.model.preferences.losses import has_frozen_copy
 from hypha_ray.model.task import Task
@@ -272,7 +272,7 @@ def _add_gradient(
     job: Job, task: Task, network: PreTrainedModel, head: nn.Linear | None, inputs: Mapping[str, Any]
 ) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=job.worker.autocast not in ("none", "auto")):
-        losses = compute_losses(task, network, inputs, head)
+        losses = training_losses(task, network, inputs, head=head)
     losses.trained.backward()
 
 

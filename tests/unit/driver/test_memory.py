@@ -232,7 +232,7 @@ def test_operation_without_known_shapes_leaves_the_estimate_out_and_logs_nothing
     def fail(*_: object) -> None:
         torch.ops.aten.mm(torch.empty(2, 3), torch.empty(4, 5))
 
-    monkeypatch.setattr("hypha_ray.driver.preflight.memory.compute_losses", fail)
+    monkeypatch.setattr("hypha_ray.driver.preflight.memory.training_losses", fail)
     job = Job.model_validate({"model": {"config": {**LLAMA, "num_hidden_layers": 1}}, "rounds": {"max_batch_size": 1}})
     samples = Samples({"input_ids": np.full((1, 8), 5)}, np.zeros((1, 3), np.int64))
     assert step_memory(job, task_of(job.model, skeleton(job.model)), samples, 1) is None

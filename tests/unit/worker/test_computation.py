@@ -268,9 +268,12 @@ def test_named_compilers_and_headers_are_looked_for(
 def test_compiled_step_has_the_plain_losses_and_gradients_and_compiles_no_second_shape() -> None:
     """The graphs that torch traces are run as they are, so that no compiler is needed."""
     graphs: list[Any] = []
+    returned: list[tuple[int, ...]] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
         graphs.append(graph)
+        (outputs,) = graph.graph.output_node().args
+        returned.extend(tuple(node.meta["example_value"].shape) for node in outputs)
         return graph.forward
 
     plain, traced = SupervisedTrainer(job_of(MODEL)), SupervisedTrainer(job_of(MODEL))
@@ -283,6 +286,7 @@ def test_compiled_step_has_the_plain_losses_and_gradients_and_compiles_no_second
         assert torch.allclose(*losses, rtol=1e-6)
         counts.append(len(graphs))
     assert counts[0] >= 1 and set(counts) == {counts[0]}
+    assert set(returned) == {()}, "a gradient of zeros is made for each of the logits that is returned"
     for expected, found in zip(plain.model.parameters(), traced.model.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
