@@ -163,8 +163,8 @@ def shifted_cross_entropy(
     if logits.ndim != 3 or logits.shape[1] < labels.shape[1]:
         raise missing_loss(f"logits {list(logits.shape)} for labels {list(labels.shape)}")
     following = pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)  # Cutting the logits instead would copy them.
-    length = labels.shape[1]
-    scored = logits[:, -length:]
+    prefix = logits.shape[1] - labels.shape[1]
+    scored = logits[:, prefix:]  # From 0 on it is no cut, whose backward pass would copy all gradients.
     if head is None:
         return (token_loss or token_cross_entropy)(scored, following)
     following = following.to(scored.device)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hypha_ray.config.automatic import OFF, DeviceFacts, chosen_job, settings_of
 from hypha_ray.config.schema import Job
@@ -233,6 +234,28 @@ def test_search_for_damaged_samples_compiles_nothing() -> None:
     assert trainer.find_damaged(batch(8)).all()
     trainer.step(batch(8))
     assert compiled == [8, 8]
+
+
+class OfLogits(TorchDispatchMode):
+    """Notes the operations that return as many numbers as there are logits, those of the backward pass included."""
+
+    def __init__(self, logits: int) -> None:
+        super().__init__()
+        self.logits = logits
+        self.operations: set[str] = set()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.numel() == self.logits:
+            self.operations.add(operation.name())
+        return result
+
+
+def test_logits_of_texts_are_not_cut_since_their_gradient_would_be_copied() -> None:
+    with OfLogits(4 * 32 * LLAMA["vocab_size"]) as noted:
+        SupervisedTrainer(job_of(LLAMA)).step(batch())
+    assert "aten::_log_softmax_backward_data" in noted.operations
+    assert "aten::slice_backward" not in noted.operations
 
 
 @pytest.mark.parametrize("compiles", [True, "layers"])
