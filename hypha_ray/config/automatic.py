@@ -94,7 +94,7 @@ CARDS: Final = (
     Card("GB200", "GB200", 2500.0, (10, 0), "GB200 NVL72 data sheet: 360 PFLOPS of 72 cards, with sparsity"),
     Card("H200", "H200", 989.4, (9, 0), "H200 data sheet: 1979 TFLOPS with sparsity"),
     Card("H200 NVL", "H200 NVL", 835.5, (9, 0), "H200 data sheet: 1671 TFLOPS with sparsity"),
-    Card("GH200", r"GH200 \d+GB", 989.4, (9, 0), "GH200 data sheet: 1979 TFLOPS with sparsity"),
+    Card("GH200", r"GH200 (\d+GB|144G HBM3e)", 989.4, (9, 0), "GH200 data sheet: 1979 TFLOPS with sparsity"),
     Card("H100 SXM", r"H100 \d+GB HBM3", 989.4, (9, 0), "H100 data sheet: 1979 TFLOPS with sparsity"),
     Card("H100 PCIe", r"H100 PCIe|H100 80GB HBM2e", 756.5, (9, 0), "H100 data sheet: 1513 TFLOPS with sparsity"),
     Card("H100 NVL", "H100 NVL", 835.5, (9, 0), "H100 data sheet: 1671 TFLOPS with sparsity"),
