@@ -67,7 +67,8 @@ _PLAIN_DECODERS: Final = frozenset(
 _OF_DECODERS: Final = frozenset({"decoder_attention_mask", "decoder_position_ids"})
 _PACKED: Final = "find_packed_sequence_indices"
 _EXPORTED: Final = "is_torchdynamo_exporting"
-_OF_TEXTS: Final = frozenset({"input_ids", "attention_mask", "labels"})
+_MASK: Final = "attention_mask"
+_OF_TEXTS: Final = frozenset({"input_ids", _MASK, "labels"})
 _COUNTED: Final = ("causal-lm", "masked-lm", "sequence-classification", "token-classification")
 """Tasks of models that all tokens go through, and all parameters with each of them."""
 _RECURRENT: Final = "create_recurrent_attention_mask"
@@ -139,7 +140,7 @@ class KnownMasks:
     def of(self, inputs: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
         """Context in which the host answers for these keyword arguments of a model on the CPU; it has those to pass."""
         if self._needs_no_mask(inputs):
-            inputs = {name: tensor for name, tensor in inputs.items() if name != "attention_mask"}
+            inputs = {name: tensor for name, tensor in inputs.items() if name != _MASK}
         with ExitStack() as stack:
             for owner, name, answer in self._answers(inputs):
                 asks = getattr(owner, name, None)
@@ -150,7 +151,7 @@ class KnownMasks:
 
     def _needs_no_mask(self, inputs: Mapping[str, Tensor]) -> bool:
         """Whether compiled code computes the same without the mask."""
-        mask = inputs.get("attention_mask")
+        mask = inputs.get(_MASK)
         if not self._compiled or not self._has_sdpa or self._has_two_masks or self._recurrent:
             return False
         return mask is not None and inputs.keys() <= _OF_TEXTS and bool(mask.all())
@@ -166,7 +167,7 @@ class KnownMasks:
             yield masking_utils, _PACKED, _ask_unless_in_order
         if self._compiled:
             yield masking_utils, _EXPORTED, _is_not_exported
-        mask = inputs.get("attention_mask")
+        mask = inputs.get(_MASK)
         if mask is None or mask.ndim < 2 or self._compiled:  # Its code holds for all masks.
             return
         rows = mask.flatten(0, -2)  # The model gets pairs and choices as rows.
@@ -186,10 +187,10 @@ def _ask_host(host_mask: Tensor, ask: Any, mask: Tensor | None, *arguments: Any)
 
 def _mask_recurrent(host_mask: Tensor, ask: Any, *arguments: Any, **named: Any) -> Any:
     """Return the mask of layers with recurrence; None if the host's copy hides nothing."""
-    mask = named.get("attention_mask")
+    mask = named.get(_MASK)
     if mask is None or mask.shape != host_mask.shape:
         return ask(*arguments, **named)
-    answer = ask(*arguments, **named | {"attention_mask": host_mask})
+    answer = ask(*arguments, **named | {_MASK: host_mask})
     if answer is None:
         return None
     return mask[:, -answer.shape[1] :].contiguous()
@@ -431,7 +432,8 @@ class CompiledByShape:
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Losses:
         """Return the losses of a batch."""
-        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(inputs.items()))
+        names = sorted(inputs.keys() - {_MASK})  # Batches of a usual size may have none.
+        shapes = tuple((name, tuple(inputs[name].shape)) for name in names)
         if shapes != self._latest:
             self._latest = shapes
             self._in_a_row = 0
