@@ -109,10 +109,11 @@ class SupervisedTrainer(WholeModel):
         self._statistics = [buffer for buffer in self._buffers if buffer.is_floating_point()]
         self._input_copies = InputCopies(self.device)
         runs_ahead = mesh is None and job.run.mode != "replay" and self.optimizer.skips
-        self._read_figures = reading_from(self.device) if runs_ahead else None
+        read_figures = reading_from(self.device)
+        self._read_figures = read_figures if runs_ahead else None
         """Reader of a step's figures, meanwhile the host begins further steps; None: the host waits for each step."""
         is_compiled = job.worker.compile is True
-        self._known_masks = None if self._read_figures is None else KnownMasks(self.model, is_compiled)
+        self._known_masks = None if read_figures is None else KnownMasks(self.model, is_compiled)
 
     @property
     def parameters(self) -> int:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hypha_ray.config.automatic import OFF, DeviceFacts, chosen_job, settings_of
 from hypha_ray.config.schema import Job
+from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.build import skeleton, task_of
 from hypha_ray.model.execution import (
@@ -315,9 +316,11 @@ def test_compiled_step_has_the_plain_losses_and_gradients_and_compiles_no_second
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize(
+    ("config", "optimizer"), [(LLAMA, "adamw"), (GPT2, "adamw"), (LLAMA, "adafactor")], ids=["llama", "gpt2", "waited"]
+)
 def test_compiled_texts_without_padding_are_attended_to_without_a_mask(
-    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    config: dict[str, Any], optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As without compiling: with a mask, torch takes a slow kernel. Texts with padding keep theirs."""
     masks: list[Any] = []
@@ -329,10 +332,12 @@ def test_compiled_texts_without_padding_are_attended_to_without_a_mask(
         return graph.forward
 
     use_slow_device(monkeypatch)
-    plain, traced = SupervisedTrainer(job_of(config)), SupervisedTrainer(job_of(config, compile=True))
-    inner = traced._computation._compute._plain
+    inner = InnerOptimizer(name=optimizer)
+    job = job_of(config).model_copy(update={"inner_optimizer": inner})
+    plain, traced = SupervisedTrainer(job), SupervisedTrainer(job.with_worker({"compile": True}, {}))
+    compute = traced._computation._plain
     compiler = lambda compute: torch.compile(compute, backend=backend, dynamic=False)  # noqa: E731
-    traced._computation._compute = CompiledByShape(inner, compiler)
+    traced._computation._compute = CompiledByShape(compute, compiler)
     for length in (32, 32, 20, 20, 32, 20):
         one = batch()
         one.arrays["attention_mask"] = np.ones_like(one.arrays["input_ids"])
