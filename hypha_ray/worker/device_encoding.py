@@ -21,7 +21,7 @@ from hypha_ray.codec.formats import Bf16, E3m0, Fp16, Int4, Int8
 from hypha_ray.codec.formats.chunked import Chunked
 from hypha_ray.config import Job
 from hypha_ray.model.environment import copy_in, free_gpu_bytes, to_device
-from hypha_ray.model.layout import LiveGroup, live_tensors, source_of
+from hypha_ray.model.layout import LiveGroup, empty, live_tensors, source_of
 from hypha_ray.optim.step import WholeModel
 from hypha_ray.types import Flat, Layout
 from hypha_ray.types.data import dtype_of, is_trained
@@ -190,14 +190,17 @@ class DeviceEncoding:
         except torch.OutOfMemoryError:
             self._encode_on_host()
 
-    def payload(self, fragment: int) -> tuple[Flat, Quality] | None:
+    def payload(self, fragment: int, results: dict[int, Flat] | None = None) -> tuple[Flat, Quality] | None:
         """Encode a fragment; return its payload and quality, None if it has to be encoded on the host.
 
-        The arrays are written anew for the next payload of the fragment.
+        The arrays are written anew for the next payload of the fragment. `results` has arrays by fragment, into which
+        the host copies weights. Those of a fragment's first result aren't pinned, which takes longer than the copy.
         """
         if self._enabled is None:
             self._enabled = self._free_bytes() >= self._needed_bytes() + _SPARE_BYTES
         if not self._enabled or fragment not in self._theta:
+            if self._enabled and results is not None:
+                results[fragment] = empty(self._layout, fragment)
             return None
         values = {}
         for group in filter(is_trained, self._layout.groups(fragment)):
@@ -211,6 +214,8 @@ class DeviceEncoding:
                 encoder.residual.clear()  # Some blocks of it belong to a payload that isn't sent.
             self._encode_on_host()
             return None
+        if results is not None:
+            results.pop(fragment, None)
         return arrays | buffers, quality
 
     def forget(self) -> None:

@@ -407,7 +407,7 @@ class TrainingLoop:
         The arrays of the last result are free, because new weights arrive only after that result was read.
         """
         if self._device_encoding is not None:
-            encoded = self._device_encoding.payload(fragment)
+            encoded = self._device_encoding.payload(fragment, self._results)
             if encoded is not None:
                 return encoded
         result = self._strategy.result(self._layout, fragment, self._results.get(fragment))

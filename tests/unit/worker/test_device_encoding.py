@@ -86,6 +86,18 @@ def test_rounds_are_encoded_on_the_device_from_the_second_one_on(codec: str, dec
     assert on_device == [False, False, *[True] * 6]
 
 
+def test_arrays_of_results_of_the_host_are_not_kept_once_the_device_encodes() -> None:
+    """Nor is memory pinned for them, as `gather` does without arrays."""
+    both = pair("int8", 1.0)
+    layout = layout_of(both.trainer.model, FRAGMENTS)
+    results: dict[int, Flat] = {}
+    assert both.device.payload(0, results) is None
+    shapes = {group: array.shape for group, array in gather(both.trainer.model, layout, 0, results[0]).items()}
+    assert shapes == {group: (elements,) for group, elements in layout.groups(0).items()}
+    both.device.take({0: gather(both.trainer.model, layout, 0)}, mixed=False)
+    assert both.device.payload(0, results) is not None and not results
+
+
 def test_what_was_left_out_is_forgotten_with_a_rejected_delta() -> None:
     both = pair("int4", 1.0)
     layout = layout_of(both.trainer.model, FRAGMENTS)
