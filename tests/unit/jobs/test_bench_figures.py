@@ -17,9 +17,9 @@ from benchmarks import codecs, data_faults, device_exchange, exchange, fitting, 
 from benchmarks.convergence import asynchrony, exchange_options, quality
 from benchmarks.gpu import settings
 from benchmarks.gpu.generation import generation
-from benchmarks.gpu.loops import VALIDATION, plain, train
+from benchmarks.gpu.loops import VALIDATION, Trained, plain, train
 from benchmarks.gpu.rows import PARTS, is_there, measure_on
-from benchmarks.gpu.size import TINY, texts
+from benchmarks.gpu.size import TINY, Size, texts
 from benchmarks.gpu.trainer import trainer
 from benchmarks.places import GPU, GPU_ROWS, PLACES, QUALITY, QUALITY_ROWS
 from benchmarks.plots import draw
@@ -33,9 +33,11 @@ from benchmarks.wide_area import overlap
 from benchmarks.wide_area.overlap import BATCH_S, WORKERS, exchange_s, utilisation
 from benchmarks.wide_area.peak import most
 from benchmarks.wide_area.time_to_loss import seconds_to
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from hypha_ray.codec import NAMES
-from hypha_ray.config.automatic import OFF
+from hypha_ray.config import Job
+from hypha_ray.config.automatic import OFF, settings_of
 from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.calibration import calibrate
 from hypha_ray.simulation.options import parse_trial, parse_trials
@@ -279,6 +281,20 @@ def test_peak_of_the_benchmark_is_the_highest_of_its_rounds(monkeypatch: pytest.
     peaks = iter([3 << 30, 2 << 30])
     monkeypatch.setattr(loop, "take_peak_memory", lambda device: next(peaks))
     assert train(SIZE, SIZE.job(OFF), texts(SIZE, SIZE.steps + VALIDATION)).peak_gib == 3
+
+
+def test_seconds_of_the_first_steps_are_without_code_that_was_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is chosen has the code of one of the settings."""
+    folders: list[str] = []
+
+    def trained(size: Size, job: Job, ids: Any) -> Trained:
+        folders.append(cache_dir())
+        return Trained(settings_of(job), step_s=1.0, first_s=1.0, peak_gib=None, loss=1.0, mfu=None)
+
+    monkeypatch.setattr(settings, "train", trained)
+    before = cache_dir()
+    assert settings.automatic(SIZE)["gpu_auto"]["value"] == 1
+    assert before not in folders and folders.index(folders[-1]) == len(folders) - 1 > 1
 
 
 def test_settings_that_exclude_each_other_are_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch._inductor.utils import fresh_cache
 
 from benchmarks.gpu.loops import VALIDATION, Trained, plain, train
 from benchmarks.gpu.size import Size, texts
@@ -52,16 +53,18 @@ def loop(size: Size) -> dict[str, dict[str, Any]]:
 def automatic(size: Size) -> dict[str, dict[str, Any]]:
     """Seconds of a step with the best settings ÷ those with what is chosen automatically; and a row for each setting.
 
-    A row of a setting has the loss after all steps beside that of none.
+    A row of a setting has the loss after all steps beside that of none. Compiled code that is on the disk isn't used.
     """
     ids = texts(size, size.steps + VALIDATION)
     trainings: dict[str, Trained] = {}
-    for settings in combinations(size):
-        try:
-            trainings[_name(settings)] = train(size, size.job(settings), ids)
-        except torch.OutOfMemoryError:
-            print(f"{_name(settings)}: the GPU has too little memory", file=sys.stderr)
-    chosen = train(size, size.job(AUTO, LONG), ids)
+    with fresh_cache():
+        for settings in combinations(size):
+            try:
+                trainings[_name(settings)] = train(size, size.job(settings), ids)
+            except torch.OutOfMemoryError:
+                print(f"{_name(settings)}: the GPU has too little memory", file=sys.stderr)
+    with fresh_cache():
+        chosen = train(size, size.job(AUTO, LONG), ids)
     best = min(trainings, key=lambda name: trainings[name].step_s)
     bare = trainings.get(_name(OFF | {"attention": "sdpa"}), next(iter(trainings.values())))
     value = trainings[best].step_s / chosen.step_s
