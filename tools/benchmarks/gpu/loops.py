@@ -135,6 +135,8 @@ def plain(size: Size, job: Job, ids: npt.NDArray[np.int64]) -> float:
         if step == size.warm:
             began = now_s(size)
         rows = torch.from_numpy(ids[step * size.batch : (step + 1) * size.batch])
+        if size.device == "cuda":
+            rows = rows.pin_memory()  # The copy from other memory may wait for the device.
         optimizer.zero_grad(set_to_none=True)
         compute(rows.to(size.device, non_blocking=True)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
