@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, logsigmoid
+from torch.nn.functional import cross_entropy, logsigmoid, pad
 
 from hypha_ray.config.training import OF_LENGTH, Preference
 from hypha_ray.errors import ConfigError, DataError
@@ -230,9 +230,9 @@ def score_sequences(task: Task, model: Any, inputs: Batch) -> SequenceScores:
     logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.shape[:2] != ids.shape:
         raise missing_loss(type(output).__name__)
-    targets = ids[:, 1:].long()
-    rows = logits[:, :-1].float()
-    logprobs = -cross_entropy(rows.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+    targets = pad(ids[:, 1:], (0, 1)).long()  # Cutting the logits instead would copy them, and their gradient.
+    rows = logits.float().flatten(0, 1)
+    logprobs = -cross_entropy(rows, targets.flatten(), reduction="none").view(targets.shape)[:, :-1]
     is_text = mask[:, 1:] != 0
     is_answer = (labels[:, 1:] != IGNORE_INDEX) & is_text
     return SequenceScores(
