@@ -112,11 +112,8 @@ class Calibration:
 
     def typical(self, part: str) -> float:
         """Median of a field of `RoundTimes` over the rounds that have it, without the first; 0 if none has it."""
-        values: list[float] = []
-        for times in self.times[1:]:
-            seconds = getattr(times, part)
-            if seconds is not None:
-                values.append(seconds)
+        seconds = [getattr(times, part) for times in self.times[1:]]
+        values = [value for value in seconds if value is not None]
         return max(0.0, median(values)) if values else 0.0
 
 
@@ -140,10 +137,13 @@ def calibrate(folder: Path) -> Calibration:
         fix = "let it go on, or take a longer run"
         raise CheckpointError("SIM001", problem, f"{len(rounds)} complete rounds", f"{FEWEST_ROUNDS} or more", fix)
     batches = BatchRecords(job, records)
+    workers = batches.fits(_prices(events))
+    if not workers:
+        raise CheckpointError("SIM001", f"run {folder.name} has no times of batches", fix="take another run")
     return Calibration(
         name=job.run.name or folder.name,
         job=job,
-        workers=batches.fits(_prices(events)),
+        workers=workers,
         rounds=tuple(map(_actual, rounds)),
         times=_round_times(rounds, by_round(records, "eval"), events, batches),
         starts_s=_starts(events),
@@ -205,7 +205,7 @@ class BatchReports:
 
 
 class BatchRecords:
-    """Batch times that workers have reported.
+    """Batch times that workers have reported; if all of them made one batch a round, those of rounds.
 
     Args:
         job: the job file.
@@ -221,6 +221,15 @@ class BatchRecords:
             if record.get("kind") == "step" and record.get("batch_s"):
                 batches = max(1, -(-record["samples"] // batch_size))
                 self._reports[record["worker"]][record["round"]].add(record["batch_s"], batches)
+        if not self._reports:  # Workers don't time a round's first batch, and synchronous steps have no other.
+            self._add_rounds(records)
+
+    def _add_rounds(self, records: Sequence[Record]) -> None:
+        for record in records:
+            for worker, times in record.get("time_by_worker", {}).items():
+                batches = record["batches"].get(worker)
+                if batches and times.get("training"):
+                    self._reports[int(worker)][record["round"]].add(times["training"] / batches, batches)
 
     def mean_s(self, worker: int, round: int) -> float | None:
         """Mean time of a worker's batches in a round; None without a report."""
@@ -256,11 +265,8 @@ def _fit(worker: int, rounds: Sequence[BatchReports], price: float | None) -> Wo
 
 def _jitter(rounds: Sequence[BatchReports]) -> float:
     """Standard deviation of the logarithm of one batch's time, from means of several batches within rounds."""
-    squares = 0.0
-    freedom = 0
-    for reports in rounds:
-        squares += reports.squares
-        freedom += len(reports.seconds) - 1
+    squares = sum(reports.squares for reports in rounds)
+    freedom = sum(len(reports.seconds) - 1 for reports in rounds)
     return sqrt(squares / freedom) if freedom > 0 else 0.0
 
 
@@ -268,11 +274,8 @@ def _drift(rounds: Sequence[BatchReports], jitter: float) -> float:
     """Amplitude of a swing with the variance between rounds that jitter leaves unexplained."""
     if len(rounds) < FEWEST_ROUNDS:
         return 0.0
-    logarithms: list[float] = []
-    batches = 0
-    for reports in rounds:
-        logarithms.append(log(reports.mean_s))
-        batches += sum(reports.batches)
+    logarithms = [log(reports.mean_s) for reports in rounds]
+    batches = sum(sum(reports.batches) for reports in rounds)
     unexplained = pvariance(logarithms) - jitter**2 * len(rounds) / batches
     return min(DRIFT_LIMIT, sqrt(2 * max(0.0, unexplained)))
 
@@ -368,11 +371,8 @@ def _difference(earlier: float | None, later: float | None) -> float | None:
 
 def _prices(events: Sequence[Record]) -> dict[int, float]:
     """Price per hour of each worker's last lease that has one."""
-    prices: dict[int, float] = {}
-    for event in events:
-        if event.get("kind") == "lease" and "price" in event:
-            prices[event["worker"]] = event["price"]
-    return prices
+    leases = [event for event in events if event.get("kind") == "lease" and "price" in event]
+    return {lease["worker"]: lease["price"] for lease in leases}
 
 
 def _cost(events: Sequence[Record]) -> float | None:

@@ -15,6 +15,7 @@ import pytest
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.simulation.calibration import BatchRecords, calibrate
 from hypha_ray.store.snapshots import write_snapshot
+from hypha_ray.telemetry.sinks.files import read_jsonl
 from hypha_ray.types import Entry, Layout
 from tests.support.fleet import job_of
 from tests.support.recorded_run import COMMIT_S, EVALUATE_S, MERGE_S, OVERHEAD_S, REDUCE_S, START_S, write_run
@@ -75,6 +76,23 @@ def test_calibrate_resumed_run_takes_the_last_record_of_a_repeated_round(tmp_pat
     fit = calibrate(folder)
     assert [record.number for record in fit.rounds] == [0, 1, 2, 3]
     assert fit.rounds[-1].bytes_up == 1
+
+
+def test_calibrate_run_of_one_batch_a_round_takes_batch_times_from_its_rounds(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "steps", batches=(1, 1), sync={"strategy": "sync"})
+    records = read_jsonl(folder / "metrics.jsonl")
+    for record in records:
+        if record["kind"] == "step":
+            record["batch_s"] = None
+        elif record["kind"] == "round":
+            record |= {"batch_s": {}, "time_by_worker": {"0": {"training": 0.1}, "1": {"training": 0.3}}}
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    assert [worker.batch_s for worker in calibrate(folder).workers] == [0.1, 0.3]
+    untimed = [{"kind": "step"} if record["kind"] == "step" else record | {"time_by_worker": {}} for record in records]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, untimed)), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="run steps has no times of batches") as error:
+        calibrate(folder)
+    assert error.value.code == "SIM001"
 
 
 def test_calibrate_lost_workers_are_counted_by_kind(tmp_path: Path) -> None:
