@@ -170,7 +170,7 @@ def with_run_name(job: Job, kind: str) -> Job:
 
 
 def check_places(job: Job) -> None:
-    """Refuse folders that can't be written; no file stays behind.
+    """Refuse folders that can't be written, and a mirror in place of the runs; no file stays behind.
 
     Raises:
         ConfigError: CFG008 with the wrong setting.
@@ -181,6 +181,7 @@ def check_places(job: Job) -> None:
         require_folder("TMPDIR", Path(os.environ["TMPDIR"]), exists=True)
     for setting, folder in _written_folders(job, is_local):
         require_folder(setting, folder)
+    _refuse_mirror_in_place(job)
     if is_local:
         _require_short_sockets()
 
@@ -203,6 +204,19 @@ def _written_folders(job: Job, is_local: bool) -> Iterator[tuple[str, Path]]:
         yield "HYPHA_RAY_HOME", runs(None)
     else:
         yield "HOME", _home() / runs(None).name
+
+
+def _refuse_mirror_in_place(job: Job) -> None:
+    """Refuse a mirror that is the folder of the runs: a copy onto itself destroys the checkpoint.
+
+    A mirror's folder that is given to ``--resume`` as a path has its job write there.
+    """
+    mirror = (job.checkpoint.mirror or "").removeprefix("file://").removeprefix("local://")
+    if not mirror or "://" in mirror or Path(mirror).expanduser().resolve() != runs(job.run.dir).resolve():
+        return
+    got = f"{job.checkpoint.mirror} (it is the folder of the runs, so each run would be its own copy)"
+    fix = "name another one; to go on with a mirror's copy, give --resume its URL, such as file:///mnt/mirror/texts-1"
+    raise ConfigError("CFG008", "checkpoint.mirror can't be used", got, "another folder", fix)
 
 
 def _home() -> Path:

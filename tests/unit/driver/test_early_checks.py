@@ -115,6 +115,18 @@ def test_folder_of_runs_that_cannot_be_written_is_named() -> None:
     refused("run.dir", Job.model_validate({"run": {"dir": "/dev/null/runs"}}))
 
 
+@pytest.mark.parametrize("form", ["{}", "{}/", "{}/../runs", "file://{}", "local://{}"])
+@pytest.mark.parametrize("table", [{}, {"run": {"dir": "runs/"}}])
+def test_mirror_in_place_of_the_runs_is_refused_whose_copies_would_destroy_their_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, table: dict[str, Any], form: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mirror = form.format(tmp_path / "runs")
+    refused("checkpoint.mirror", Job.model_validate({**table, "checkpoint": {"mirror": mirror}}))
+    for other in ("mirror", "runs/mirror", f"s3:/{tmp_path}/runs"):
+        check_places(Job.model_validate({**table, "checkpoint": {"mirror": other}}))
+
+
 def test_home_is_named_where_runs_would_lie_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HYPHA_RAY_HOME")
     monkeypatch.setenv("HOME", "/proc/nope")
