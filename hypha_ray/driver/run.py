@@ -240,16 +240,17 @@ class Run:
         """Round of the newest snapshot that is as it was written.
 
         Raises:
-            CheckpointError: there is none yet.
+            CheckpointError: CKPT006, there is none yet; STORE004, all are damaged.
 
         """
-        from hypha_ray.store.snapshots import newest_good
+        from hypha_ray.store.snapshots import load_snapshot, newest_good, rounds
 
         newest_round = newest_good(self.path)
         if newest_round is None:
-            problem = f"run {self.path.name} has no checkpoint yet"
-            fix = f"let it train until its first commit, by --resume {self.path.name} if it was ended"
-            raise CheckpointError("CKPT006", problem, fix=fix)
+            for damaged_round in rounds(self.path)[-1:]:
+                load_snapshot(self.path, damaged_round)
+            fix = "let it train until its first checkpoint; resume it if it was ended"
+            raise CheckpointError("CKPT006", f"run {self.path.name} has no checkpoint yet", fix=fix)
         return newest_round
 
     def require_snapshot(self, round: int) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hypha_ray
@@ -23,6 +24,7 @@ from hypha_ray.driver.evaluation import find_model
 from hypha_ray.driver.training import flagless, in_python
 from hypha_ray.errors import CheckpointError, ConfigError, HyphaError
 from hypha_ray.history.report import report_of
+from hypha_ray.store.snapshots import write_snapshot
 from hypha_ray.telemetry.sinks.files import NewRecords
 
 ROUNDS = [
@@ -153,6 +155,20 @@ def test_saved_model_that_is_older_than_its_run_has_a_note(run: hypha_ray.Run) -
     (note,) = find_model("texts-1").notes()
     assert "saved model is of round 3, and the run has gone on to round 7" in note
     assert "--round 7" in note
+
+
+def test_run_without_a_good_snapshot_says_whether_it_has_none_or_damaged_ones_and_names_no_flag(
+    run: hypha_ray.Run,
+) -> None:
+    with pytest.raises(CheckpointError, match=r"CKPT006.*no checkpoint yet. Fix: [^-=]*$"):
+        run.newest_snapshot  # noqa: B018
+    for round_number in (2, 3):
+        write_snapshot(run.path, round_number, {"a": np.zeros(8, np.float32)}, {}, {}, {})
+    assert run.newest_snapshot == 3
+    for file in run.path.glob("checkpoints/*/model.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"STORE004.*checkpoint round 4: model.safetensors has other bytes"):
+        run.newest_snapshot  # noqa: B018
 
 
 def test_settings_of_generation_and_evaluation_are_refused_by_their_names(run: hypha_ray.Run) -> None:
