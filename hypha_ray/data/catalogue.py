@@ -155,7 +155,8 @@ def _existing(folder: Path) -> Path:
     if folder.exists():
         raise DataError("DATA001", f"{folder} is a file", fix="name the folder that the slices are in")
     fix = _suggestion(folder.name, _datasets(folder.parent))
-    raise DataError("DATA001", f"there is no dataset at {folder}", fix=fix)
+    seen_from = "" if folder.is_absolute() else f" in {Path.cwd()}"
+    raise DataError("DATA001", f"there is no dataset at {folder}{seen_from}", fix=fix)
 
 
 def _names_in(folders: Iterable[Path]) -> set[str]:
@@ -177,7 +178,8 @@ def _datasets(folder: Path) -> list[str]:
 
 
 def _is_dataset(folder: Path) -> bool:
-    return (folder / MANIFEST).is_file() or any(folder.glob("*.safetensors"))
+    is_model = any(folder.glob("*config.json"))
+    return (folder / MANIFEST).is_file() or (not is_model and any(folder.glob("*.safetensors")))
 
 
 def _suggestion(name: str, datasets: Iterable[str]) -> str:

@@ -152,7 +152,7 @@ OF_DRY_RUNS_TOO: tuple[tuple[str, int, str], ...] = (
     ("--resources.worker.gpu=2 --rounds.max_batch_size=1", 2,
      "error[CFG003]: rounds.max_batch_size: the 2 processes of a worker share each batch — got 1, allowed 2 or"),
     ("--worker.device=cuda", 2, 'error[CFG011]: worker.device = "cuda" and resources.worker.gpu = 0 exclude each'),
-    ("--dataset.path dat", 3, "error[DATA001]: there is no dataset at dat. Fix: did you mean 'data'?"),
+    ("--dataset.path dat", 3, "error[DATA001]: there is no dataset at dat in "),
     ("--inner_optimizer.warmup_steps 5", 2, "error[OPT001]: "),
     ("--run.name early", 2, "error[RUN001]: run.name: there is a run 'early' in HOME, by another job: "
      "rounds.samples_between_updates is 1200 here and 7 in the run. Fix: choose another run.name, or give --resume"),

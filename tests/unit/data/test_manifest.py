@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -266,13 +267,20 @@ def test_folder_that_was_left_unfinished_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_folder_that_is_missing_suggests_its_nearest_sibling(tmp_path: Path, dataset: Path) -> None:
+def test_folder_that_is_missing_suggests_its_nearest_sibling(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dataset: Path
+) -> None:
     fill(tmp_path / "digits", "a.safetensors")
     (tmp_path / "storie").mkdir()
+    for model, config in (("storyd", "config.json"), ("adapter", "adapter_config.json")):
+        (fill(tmp_path / model, "model.safetensors") / config).touch()
     with pytest.raises(DataError, match=r"DATA001.*storys.*did you mean 'stories'"):
         load(tmp_path / "storys")
     with pytest.raises(DataError, match=r"choose one of digits, stories"):
         load(tmp_path / "xyz")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=f"no dataset at data/xyz in {re.escape(str(tmp_path))}. Fix:"):
+        load("data/xyz")
     with pytest.raises(DataError, match=r"jobs/prepare.py"):
         load(tmp_path / "nowhere" / "xyz")
 
