@@ -35,7 +35,7 @@ from hypha_ray.driver.preflight.checks import (
 from hypha_ray.driver.preflight.run_costs import hourly_price, machine_lines
 from hypha_ray.driver.preflight.summary import summary_of_new, summary_of_resumed
 from hypha_ray.driver.ray_cluster import connected, connecting
-from hypha_ray.driver.run_folders import name_run, no_run, with_run_name
+from hypha_ray.driver.run_folders import name_run, no_run, require_free_mirror, with_run_name
 from hypha_ray.driver.run_provenance import record_devices, record_start, recorded_error
 from hypha_ray.driver.start import InterruptionReport, RayService
 from hypha_ray.files import uncollected
@@ -118,7 +118,7 @@ def run_in(
         case = _checked_case(job, source) if is_new else None
         if trains:
             require_secrets(job)
-            _check_upload(job)
+            _check_destinations(job)
             phases.begin(f"{connecting()} Ray")
             with connected(str(job.run.name), service=service), interruption.reported():
                 if is_new:
@@ -263,7 +263,7 @@ def dry_run(
             case = case_of(job, source)
             print_notes(check_case(case))
             check_end(job, source.folder)
-        _check_upload(job)
+        _check_destinations(job)
         print_notes(_missing_parts(loaded_job, has_model, has_data))
         phases.begin(f"{connecting()} Ray")
         stack.enter_context(connected("dry-run", service=service))
@@ -388,8 +388,9 @@ def _record(
     stack.callback(record_devices, directory)
 
 
-def _check_upload(job: Job) -> None:
-    """Refuse an upload at the end that can't succeed."""
+def _check_destinations(job: Job) -> None:
+    """Refuse an upload at the end that can't succeed, and a mirror that has another run of that name."""
+    require_free_mirror(job)
     if job.checkpoint.push is not None:
         from hypha_ray.driver.saved_models import check_upload
 

@@ -19,6 +19,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import CONFIG, require_complete
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.store.directory import RunDirectory, runs
+from hypha_ray.texts import redacted
 
 FIX = "give the name or folder of a run, as the job `runs` lists them"
 _MOST_NAMES = 5
@@ -217,6 +218,25 @@ def _refuse_mirror_in_place(job: Job) -> None:
     got = f"{job.checkpoint.mirror} (it is the folder of the runs, so each run would be its own copy)"
     fix = "name another one; to go on with a mirror's copy, give --resume its URL, such as file:///mnt/mirror/texts-1"
     raise ConfigError("CFG008", "checkpoint.mirror can't be used", got, "another folder", fix)
+
+
+def require_free_mirror(job: Job) -> None:
+    """Refuse a new run whose mirror has one of that name, such as a lost machine's: its copies would replace it.
+
+    Raises:
+        ConfigError: RUN001, there is such a run.
+
+    """
+    mirror, name = job.checkpoint.mirror, job.run.name
+    if mirror is None or name is None or RunDirectory(runs(job.run.dir) / name).begun:
+        return
+    from hypha_ray.store.mirror import has_run
+
+    if has_run(mirror, name):
+        url = mirror if "://" in mirror else Path(mirror).expanduser().absolute().as_uri()
+        problem = f"run.name: there is a run {name!r} in checkpoint.mirror, which a new one would replace"
+        fix = f"resume {redacted(url).rstrip('/')}/{name}, or choose another run.name"
+        raise ConfigError("RUN001", problem, fix=fix)
 
 
 def _home() -> Path:

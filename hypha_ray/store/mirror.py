@@ -194,6 +194,13 @@ class Mirror:
             destination.remove(f"checkpoints/{folder.name}")
 
 
+def has_run(url: str, name: str) -> bool:
+    """Whether a mirror has commits of a run of that name; False if it can't be read."""
+    with suppress(Exception):  # Each kind of file system has its own errors, of which the first copy tells.
+        return bool(_Destination(f"{url.rstrip('/')}/{name}").rounds(_RECORD))
+    return False
+
+
 def fetch(url: str, directory: Path) -> None:
     """Copy a run from its mirror to a run directory; equal files that are there already stay.
 

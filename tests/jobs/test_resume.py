@@ -226,6 +226,9 @@ def test_run_goes_on_from_its_mirror_in_a_new_home(
     there = commits(mirror / "mirrored")
     assert there
     run_job.home.rename(tmp_path / "lost")
+    anew = run_job(*words, "--checkpoint.mirror", str(mirror))
+    assert anew.returncode == 2 and "RUN001]: run.name: there is a run 'mirrored' in checkpoint.mirror" in anew.stderr
+    assert commits(mirror / "mirrored") == there
     done = ok(run_job("--resume", f"file://{mirror}/mirrored", *FAST, *plots))
     run = run_job.home / "mirrored"
     assert f"note: run mirrored goes on after round {len(there)} of {ROUNDS}" in done.stderr.splitlines()

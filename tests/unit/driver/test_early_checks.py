@@ -12,10 +12,11 @@ import pytest
 
 from hypha_ray.config import Job
 from hypha_ray.driver.preflight.checks import check_early, check_plugins
-from hypha_ray.driver.run_folders import check_places
+from hypha_ray.driver.run_folders import check_places, require_free_mirror
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.families import CODECS
 from hypha_ray.kernels import compiled
+from hypha_ray.store.directory import RunDirectory
 
 MISSING = {"bitsandbytes", "wandb", "mlflow", "tensorboard"}
 
@@ -125,6 +126,25 @@ def test_mirror_in_place_of_the_runs_is_refused_whose_copies_would_destroy_their
     refused("checkpoint.mirror", Job.model_validate({**table, "checkpoint": {"mirror": mirror}}))
     for other in ("mirror", "runs/mirror", f"s3:/{tmp_path}/runs"):
         check_places(Job.model_validate({**table, "checkpoint": {"mirror": other}}))
+
+
+def test_new_run_whose_name_a_mirror_has_is_refused_and_told_how_to_go_on(tmp_path: Path) -> None:
+    record = tmp_path / "mirror" / "texts-1" / "commits" / "round_000000.json"
+    record.parent.mkdir(parents=True)
+
+    def job(mirror: str, name: str | None = "texts-1") -> Job:
+        return Job.model_validate({"run": {"name": name}, "checkpoint": {"mirror": mirror}})
+
+    mirror = str(tmp_path / "mirror")
+    require_free_mirror(job(mirror))
+    record.write_text("{}")
+    for url in (mirror, f"{mirror}/", f"file://{mirror}"):
+        with pytest.raises(ConfigError, match=rf"RUN001.*Fix: resume file://{mirror}/texts-1, or choose another"):
+            require_free_mirror(job(url))
+    for other in (job(mirror, "texts-2"), job(mirror, None), job("none://host/runs"), job("/dev/null/runs"), Job()):
+        require_free_mirror(other)
+    RunDirectory.create(tmp_path / "runs", "texts-1", "")
+    require_free_mirror(job(mirror))
 
 
 def test_home_is_named_where_runs_would_lie_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
