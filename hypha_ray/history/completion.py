@@ -57,7 +57,7 @@ _RUN_OPTIONS = frozenset({"--resume", "--run"})
 """Options whose value may be the name of a run."""
 _TAKE_KEYS = frozenset({"rerun"})
 """Jobs with options of their own that take a job file's keys, too."""
-_TAKE_RUNS = frozenset({"compare", "export", "plot", "rerun", "report", "show"})
+_TAKE_RUNS = frozenset({"compare", "evaluate", "export", "generate", "plot", "rerun", "report", "show"})
 """Jobs that take runs by position."""
 
 _NO_CHOICES = ("integer", "number ", "module:object")
