@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fsspec.callbacks import Callback
+
 from hypha_ray.config.training import Dataset
 from hypha_ray.data.manifest import MANIFEST, Manifest, Modality, TensorInfo, read_manifest
 from hypha_ray.data.provenance import readable
@@ -297,6 +299,10 @@ class UrlFolder:
             problem = f"{redacted(f'{self.url}/{name}')} is too large"
             fix = "check the URL, or prepare the dataset again"
             raise LargeError(UNREADABLE, problem, str(error), f"{limit_bytes:,} bytes", fix) from None
+
+    def get(self, name: str, file: Path, progress: Callback) -> None:
+        """Copy a file of it to this machine."""
+        self._request(name, lambda fs, path: fs.get_file(path, str(file), callback=progress))
 
     def put(self, file: Path, name: str) -> None:
         """Copy a file of this machine there."""

@@ -12,7 +12,6 @@ from hypha_ray.config.value_types import is_malformed, malformed
 from hypha_ray.data.sources.files import medium_of
 from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import Plugin, is_built_in, require_known
-from hypha_ray.texts import redacted
 
 PROBLEMS = "problems:"
 GYM = "reasoning-gym:"
@@ -45,8 +44,8 @@ class PrepareOptions:
     """Options for turning a corpus into slices of packed sequences, chats, images or prompts, with a manifest."""
 
     source: str
-    """stdlib, digits, a file of text, CSV, JSON, Parquet or Arrow, a folder or pattern of them, a Hugging Face dataset,
-    problems:NAME such as problems:sort2, or reasoning-gym:NAME"""
+    """stdlib, digits, a file of text, CSV, JSON, Parquet or Arrow, a folder or pattern of them, the URL of a file or
+    folder, a Hugging Face dataset, problems:NAME such as problems:sort2, or reasoning-gym:NAME"""
     out: str
     """folder to create, or its URL: s3, gs, hf or file; its name becomes the dataset's name"""
     kind: Annotated[str, Plugin("dataset_kinds", checked=False)] | None = None
@@ -225,7 +224,7 @@ class PrepareOptions:
         if not 0 <= self.validation_fraction < 1 or not math.isfinite(self.validation_fraction):
             raise _out_of_range("validation_fraction", self.validation_fraction, "0 ≤ x < 1")
         if not self.source:
-            raise _out_of_range("source", "nothing", "stdlib, digits, a path, or a Hugging Face name")
+            raise _out_of_range("source", "nothing", "stdlib, digits, a path, a URL, or a Hugging Face name")
         if not str(self.out):
             raise ConfigError("CFG003", "--out is out of range", "nothing", "text", "name one")
         for address in (str(self.source), str(self.out)):
@@ -235,7 +234,8 @@ class PrepareOptions:
         self._check_part()
         self._check_source()
         self._check_columns()
-        self._check_media()
+        if "://" not in self.source:  # What is at a URL isn't known before it is here.
+            self._check_media()
         self._check_prompts()
 
     def _check_kind(self) -> None:
@@ -264,10 +264,7 @@ class PrepareOptions:
             raise ConfigError("PREP007", problem, fix="name a table, or a Hugging Face dataset")
 
     def _check_source(self) -> None:
-        """Refuse a URL, and columns of a source that has none."""
-        if "://" in self.source:
-            allowed = "stdlib, digits, a path, or a Hugging Face name"
-            raise ConfigError("PREP001", "--source is a URL", redacted(self.source), allowed, "download it first")
+        """Refuse columns of a source that has none."""
         columns = (*_OF_CHATS, *_OF_PAIRS, *_OF_FILES, "prompt_column", *_OF_LABELS, "preprocessor", *_OF_PREFERENCES)
         if self.source.startswith(GENERATED):
             self._refuse((*columns, *_OF_ANSWERS), f"has no effect on generated prompts, --source {self.source}")

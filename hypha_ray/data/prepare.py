@@ -17,12 +17,14 @@ import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
+from urllib.parse import unquote
 
+from fsspec.callbacks import Callback
 from pydantic import JsonValue
 
 from hypha_ray.data.catalogue import UNFINISHED, MissingError, UrlFolder, is_url, modality_of, name_of
@@ -32,10 +34,11 @@ from hypha_ray.data.manifest import MANIFEST, Manifest
 from hypha_ray.data.options import GENERATED, PrepareOptions
 from hypha_ray.data.provenance import Account, MadeBy, readable
 from hypha_ray.data.sources.documents import require_source
-from hypha_ray.errors import ConfigError, DataError, TryAgainError
+from hypha_ray.errors import ConfigError, DataError, HyphaError, TryAgainError
 from hypha_ray.files import files_hash, has_ended
 from hypha_ray.model.sources import local_folder
 from hypha_ray.plugins import find, is_built_in, sources
+from hypha_ray.remote_files import open_url
 from hypha_ray.texts import redacted, redacted_tree
 from hypha_ray.types import SLICES_PER_PART
 
@@ -259,6 +262,16 @@ def prepare(options: PrepareOptions, report: Report, date: str | None = None) ->
     options.check()
     if is_built_in("dataset_kinds", options.kind_name):
         _check_files(options)
+    if not is_url(options.source):
+        return _prepare(options, options, report, date)
+    if not is_url(str(options.out)):
+        _require_empty(options.folder, options.overwrite)  # As is asked again, once the source is here.
+    with _fetched(options, report) as local_options:
+        return _prepare(local_options, options, report, date)
+
+
+def _prepare(options: PrepareOptions, command: PrepareOptions, report: Report, date: str | None) -> Manifest:
+    """Make the dataset from a source on this machine or a hub, for a command that may name it by a URL."""
     kind = _kind(options.kind_name)
     account = Account(kind.used)
     part = options.numbered_part
@@ -282,7 +295,7 @@ def prepare(options: PrepareOptions, report: Report, date: str | None = None) ->
             preprocessor=preprocessor,
             tokens=writer.tokens,
             classes=writer.classes,
-            made_by=made_by(options, date, writer.hashes),
+            made_by=made_by(command, date, writer.hashes),
             origin=None if options.source == "digits" else account.origin(),
             part=part,
         )
@@ -290,9 +303,74 @@ def prepare(options: PrepareOptions, report: Report, date: str | None = None) ->
     return manifest
 
 
+class _Transfer(Callback):  # type: ignore[misc] # fsspec has no types
+    """Counts the bytes that are copied from a URL."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self._report = report
+
+    def relative_update(self, inc: int = 1) -> None:
+        """Count some more bytes; fsspec calls it."""
+        self._report("bytes fetched", inc)
+
+
+@contextmanager
+def _fetched(options: PrepareOptions, report: Report) -> Iterator[PrepareOptions]:
+    """A command with a copy of the source at its URL, which is there until the context ends; errors name the URL.
+
+    Raises:
+        HyphaError: there is no such source, it can't be reached, or doesn't fit the options.
+
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        path = str(_copy_of(options.source, Path(scratch), _Transfer(report)))
+        try:
+            local_options = replace(options, source=path)
+            local_options.check()
+            yield local_options
+        except HyphaError as error:
+            url, _, _ = redacted(options.source).partition("?")
+            for field in ("what", "got", "allowed", "fix"):
+                setattr(error, field, getattr(error, field).replace(path, url))
+            raise
+
+
+def _copy_of(url: str, scratch: Path, progress: Callback) -> Path:
+    """Copy a file or a folder at a URL to a folder of this machine; a folder of this machine stays where it is.
+
+    Raises:
+        ConfigError: PREP001, a folder of a web server, which doesn't say what it has.
+        HyphaError: as `UrlFolder`.
+
+    """
+    address, mark, query = url.partition("?")
+    is_web = url.startswith(("http:", "https:"))
+    if is_web and address.endswith("/"):
+        problem = "--source is a folder of a web server, which has no list of its files"
+        raise ConfigError("PREP001", problem, redacted(url), "the URL of a file", "name one, or download all of them")
+    above, _, name = address.rstrip("/").rpartition("/")
+    if url.startswith("file:"):
+        _, path = open_url(url)
+        return Path(path)
+    folder = UrlFolder(url)
+    copy = scratch / (Path(unquote(name)).name or "source")
+    names: list[str] = []
+    if not is_web:
+        names = sorted(filter(None, folder.sizes("")))
+    if not names:
+        UrlFolder(f"{above}{mark}{query}").get(name, copy, progress)
+    for name in names:
+        file = copy.joinpath(*(part for part in name.split("/") if part not in ("", "..")))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        folder.get(name, file, progress)
+    return copy
+
+
 def _check_files(options: PrepareOptions) -> None:
     """Refuse files and folders that aren't there, before libraries are loaded or anything is read."""
-    if options.source not in ("stdlib", "digits") and not options.source.startswith(GENERATED):
+    has_place = options.source not in ("stdlib", "digits") and not options.source.startswith(GENERATED)
+    if has_place and not is_url(options.source):
         require_source(options.source)
     for repository in (options.tokenizer, options.preprocessor):
         if repository is not None and repository not in PLAIN:

@@ -386,7 +386,7 @@ def _suggestion(path: Path, *names: str) -> str:
         sources += [child.name for child in path.parent.iterdir()]
     for similar in difflib.get_close_matches(path.name, sources, n=1, cutoff=0.6):
         return f"did you mean {similar!r}?"
-    return "give stdlib, digits, a path, or a Hugging Face name"
+    return "give stdlib, digits, a path, a URL, or a Hugging Face name"
 
 
 def explain(error: Exception, name: str, hint: str) -> HyphaError:

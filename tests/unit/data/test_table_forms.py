@@ -203,12 +203,6 @@ def test_decimals_that_are_whole_numbers_are_names_of_classes(tmp_path: Path) ->
     assert omissions(manifest)["rows without a label"] == 1
 
 
-def test_url_as_a_source_is_refused_without_its_secrets(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"PREP001.*is a URL.*download it") as caught:
-        prepared("https://user:s3cretword@example.org/a.txt?token=topsecret", tmp_path / "out")
-    assert "s3cretword" not in str(caught.value) and "topsecret" not in str(caught.value)
-
-
 # ── compressed texts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 TEXT = "".join(f"line {n} of a text that is long enough to have several samples\n" for n in range(200)).encode()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import socket
 import subprocess
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -18,6 +23,7 @@ from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import Arrays
 from hypha_ray.data.storage import DiskCache, FolderFiles, UrlFiles, preprocessor_files
 from hypha_ray.errors import ConfigError, HyphaError, TryAgainError
+from hypha_ray.texts import redacted
 from hypha_ray.types import SLICES_PER_PART
 from tests.support.web import s3_of, web_of
 
@@ -169,6 +175,69 @@ def options(source: Path, out: Path | str, **more: Any) -> PrepareOptions:
 
 def quiet(what: str, count: int) -> None:
     """Report to nobody."""
+
+
+def write_table(file: Path, labels: int = 2) -> Path:
+    rows = [json.dumps({"text": f"row {number}", "label": f"class {number % labels}"}) for number in range(60)]
+    file.write_text("\n".join(rows))
+    return file
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "other rows.jsonl"])
+def test_source_at_a_url_makes_the_dataset_of_the_file_and_is_told_without_its_secrets(
+    tmp_path: Path, name: str
+) -> None:
+    counts = Counter[str]()
+    file = write_table(tmp_path / name)
+    here = prepare(PrepareOptions(str(file), str(tmp_path / "here"), label_column="label"), quiet)
+    with web_of(tmp_path) as web:
+        web.statuses[quote(name)] = [503]
+        url = f"{web.url}/{quote(name)}?token=topsecret"
+        command = PrepareOptions(url, str(tmp_path / "there"), label_column="label")
+        there = prepare(command, lambda what, number: counts.update({what: number}))
+    assert there.made_by is not None and there.made_by.source == redacted(url) and "topsecret" not in str(there)
+    assert there.model_copy(update={"name": here.name, "made_by": here.made_by}) == here
+    assert counts["bytes fetched"] == file.stat().st_size
+
+
+@pytest.mark.slow
+def test_folder_at_a_url_is_read_like_one_of_this_machine(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = prepare(options(texts, tmp_path / "here"), quiet)
+    (tmp_path / "pictures" / "b").mkdir(parents=True)
+    with s3_of(monkeypatch) as s3:
+        s3.put(str(texts), "bucket/raw/texts", recursive=True)
+        for source in ("s3://bucket/raw/texts", "s3://bucket/raw/texts/", texts.as_uri()):
+            there = prepare(replace(options(texts, tmp_path / "there", overwrite=True), source=source), quiet)
+            assert (there.slices, there.origin) == (here.slices, here.origin)
+        s3.pipe("bucket/raw/pictures/red/1.png", b"no picture")
+        with pytest.raises(ConfigError, match=r"PREP012.*images need --preprocessor"):
+            prepare(PrepareOptions("s3://bucket/raw/pictures", str(tmp_path / "pictures")), quiet)
+
+
+@pytest.mark.parametrize(
+    ("place", "more", "text"),
+    [
+        ("none.jsonl?token=topsecret", {}, r"DATA010.*there is nothing at .*none\.jsonl"),
+        ("", {}, r"PREP001.*--source is a folder of a web server.*name one, or download all of them"),
+        ("rows.jsonl", {"label_column": "lable"}, r"DATA0.*URL/rows\.jsonl"),
+        ("rows.jsonl", {"out": "full"}, r"PREP004.*already contains a dataset"),
+    ],
+)
+def test_source_at_a_url_that_cannot_be_taken_is_one_error_that_names_it(
+    tmp_path: Path, place: str, more: dict[str, Any], text: str
+) -> None:
+    write_table(tmp_path / "rows.jsonl")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "manifest.json").write_text("{}")
+    with web_of(tmp_path) as web:
+        out = str(tmp_path / more.pop("out", "out"))
+        with pytest.raises(HyphaError, match=text.replace("URL", re.escape(web.url))) as caught:
+            prepare(PrepareOptions(f"{web.url}/{place}", out, **more), quiet)
+        assert not web.fetched or "full" not in out, "what can be known before is refused before"
+    assert "topsecret" not in str(caught.value) and "\n" not in str(caught.value)
+    assert "/tmp" not in str(caught.value).replace(str(tmp_path), "")
 
 
 @pytest.mark.slow
