@@ -76,7 +76,7 @@ def keep_stdout_for_result() -> None:
 def print_notes(notes: Iterable[str]) -> None:
     """Print notes for the user on standard error."""
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {note}\n", end="", file=sys.stderr)
 
 
 def write_result(option: str, file: Path, content: str | bytes) -> None:
@@ -268,7 +268,7 @@ class Phases(AbstractContextManager["Phases"]):
             text = line(self._phase_s - self.began_s, self._text)
         self._is_said = self._has_spoken = True
         with suppress(OSError, ValueError):  # The reader of the output is gone, or the stream is closed.
-            print(text, file=self._stream or sys.stderr, flush=True)
+            print(f"{text}\n", end="", file=self._stream or sys.stderr, flush=True)  # At once, beside other threads.
 
 
 def line(seconds: float, text: str) -> str:
@@ -356,7 +356,7 @@ def run(main: Callable[[], None]) -> None:
     except HyphaError as error:
         cause: HyphaError = getattr(error, "cause", error)
         lines = _with_remedy(cause).splitlines()
-        print(" ".join(lines), file=sys.stderr)
+        print(f"{' '.join(lines)}\n", end="", file=sys.stderr)  # At once: a phase may be said meanwhile.
         raise SystemExit(cause.exit_code) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None

@@ -16,7 +16,7 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from hypha_ray.config import entry_point
-from hypha_ray.config.entry_point import STDOUT, Phases, require_writable, run, write_result
+from hypha_ray.config.entry_point import STDOUT, Phases, print_notes, require_writable, run, write_result
 from hypha_ray.config.options import parse_options
 from hypha_ray.errors import (
     AuthenticationError,
@@ -171,6 +171,39 @@ def test_phase_that_lasts_is_said_again_in_its_newest_words() -> None:
     phases.end()
     first, *_, last = stream.getvalue().splitlines()
     assert first.startswith("[   4.2s] reading") and last == "[   4.2s] still reading: 12 documents"
+
+
+class Pieces(io.StringIO):
+    """A stream that keeps what it was given at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.pieces.append(text)
+        return super().write(text)
+
+
+def test_lines_of_a_command_and_of_its_phases_are_written_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads write them, and one that came in pieces would stand in the middle of the other."""
+    stream = Pieces()
+    monkeypatch.setattr(sys, "stderr", stream)
+
+    def main() -> None:
+        phases = phases_in(stream, 0.01)
+        phases.begin("reading")
+        while "reading" not in stream.getvalue():
+            time.sleep(0.001)
+        phases.end()
+        print_notes(["by the way"])
+        raise ConfigError("CFG003", "it is out of range")
+
+    with pytest.raises(SystemExit):
+        run(main)
+    lines = list(filter(None, stream.pieces))
+    assert [line[:6] for line in dict.fromkeys(lines)][-2:] == ["note: ", "error["]
+    assert all(line.count("\n") == 1 and line.endswith("\n") for line in lines)
 
 
 def test_phases_on_a_closed_stream_are_dropped() -> None:
