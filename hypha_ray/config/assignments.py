@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import reduce
@@ -38,6 +38,20 @@ LENGTHS: dict[KeyPath, KeyPath] = {
     ("rounds", "update_rounds"): ("rounds", "epochs"),
 }
 """Keys that give a run's length, each with the one that it replaces if that stands in an earlier place."""
+
+
+INPUTS: frozenset[KeyPath] = frozenset(
+    {
+        ("dataset", "path"),
+        ("dataset", "mix", EACH, "path"),
+        ("model", "repository"),
+        ("preprocessor", "repository"),
+        ("rl", "reward", "model", "repository"),
+        ("bridge", "certificate"),
+        ("bridge", "key"),
+    }
+)
+"""Keys that may name a file or folder which has to exist; otherwise the value is a name of something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,3 +398,13 @@ def _fix_of_switch(written_path: KeyPath) -> str | None:
 
 def _location(written_path: KeyPath, document: Document | None) -> str:
     return document.location(written_path) if document else f"--{dotted(written_path)}"
+
+
+def relative_path(setting: Setting, keys: Collection[KeyPath]) -> str | None:
+    """Relative path that a setting of one of these keys has; None for another key, and for another value."""
+    value = setting.value
+    if schema_path(setting.path) not in keys or not isinstance(value, str) or "://" in value:
+        return None
+    if value.startswith(("/", "~")):
+        return None
+    return value

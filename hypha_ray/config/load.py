@@ -10,7 +10,9 @@ Two jobs are compared key by key, as their resolved job files have them: do they
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -18,7 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 import tomli_w
 
 from hypha_ray.config.aliases import GUIDE_NAMES, IGNORED, without_guide_table
-from hypha_ray.config.assignments import Setting, from_arguments, from_document, in_force, nested
+from hypha_ray.config.assignments import INPUTS, Setting, from_arguments, from_document, in_force, nested, relative_path
 from hypha_ray.config.checks import build, in_groups, require_complete
 from hypha_ray.config.document import Document, check, read
 from hypha_ray.config.keys import KeyPath, arrays, dotted, free_tables, key_at, shown, values
@@ -44,6 +46,7 @@ __all__ = [
 
 CONFIG = "config.toml"
 """Name of the job file in a run's directory."""
+_PROVENANCE = "provenance.json"
 
 UPDATE_ROUNDS = ("rounds", "update_rounds")
 _NAME = ("run", "name")
@@ -223,11 +226,43 @@ def _over_the_run(resume: str, settings: list[Setting], find_run: FindRun | None
     if name is not None and name != directory.name:
         problem = f"run.name and --resume mean different runs: {shown(name)} and {directory}"
         raise ConfigError("CFG011", problem, fix="give only one of them")
-    job_file = read(str(directory / CONFIG))
-    settings_of_run = [_with_secret(setting, resume) for setting in from_document(job_file)]
+    settings_of_run = [_with_secret(setting, resume) for setting in _settings_of_run(directory)]
     run_name = Setting(_NAME, directory.name, _NAME, None)
     run_dir = Setting(_DIR, str(directory.parent), _DIR, None)
     return [*settings_of_run, run_name, *settings, run_dir]
+
+
+def job_of_run(directory: Path) -> Job:
+    """Make the job of a run again.
+
+    Files and folders that it names and that aren't here are those of the folder in which the run was started last.
+
+    Args:
+        directory: directory of the run.
+
+    Raises:
+        ConfigError: the job file can't be read.
+
+    """
+    return _build(_settings_of_run(directory))
+
+
+def _settings_of_run(directory: Path) -> list[Setting]:
+    settings = from_document(read(str(directory / CONFIG)))
+    folder: Any = None
+    with suppress(OSError, ValueError, AttributeError):
+        folder = json.loads((directory / _PROVENANCE).read_bytes()).get("folder")
+    if not isinstance(folder, str):
+        return settings
+    return [_found(setting, Path(folder)) for setting in settings]
+
+
+def _found(setting: Setting, folder: Path) -> Setting:
+    """A setting with the path of a file or folder that isn't here, but in another folder."""
+    name = relative_path(setting, INPUTS)
+    if name is None or Path(name).exists() or not (folder / name).exists():
+        return setting
+    return replace(setting, value=str(folder / name))
 
 
 def _with_secret(setting: Setting, resume: str) -> Setting:

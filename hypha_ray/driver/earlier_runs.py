@@ -24,6 +24,7 @@ from hypha_ray.config.load import (
     CONFIG,
     Difference,
     differences,
+    job_of_run,
     load,
     refuse_changes,
     resolved_toml,
@@ -154,7 +155,7 @@ def compare(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool)
     """
     first_sha256 = RunDataset.parse(read_json(directory.path / DATASET)).sha256
     same_data = None if first_sha256 is None else first_sha256 == manifest.identity
-    run_job = load(["@", str(directory.config)]).job
+    run_job = job_of_run(directory.path)
     changed_keys = differences(job, run_job)
     if not resume:
         refuse_changes(changed_keys, directory.path)

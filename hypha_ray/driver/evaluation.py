@@ -77,9 +77,9 @@ class ModelSource:
         directory = self._run_directory()
         if directory is None:
             return None
-        from hypha_ray.config.load import load
+        from hypha_ray.config.load import job_of_run
 
-        return load(["@", str(directory.config)]).job.beginning_with(read_json(directory.path / IDENTITY))
+        return job_of_run(directory.path).beginning_with(read_json(directory.path / IDENTITY))
 
     def notes(self) -> Iterator[str]:
         """Yield a note if the run that saved the model has gone on since, as one that was resumed and then ended."""

@@ -19,10 +19,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hypha_ray.config.assignments import Setting, from_arguments, from_document, value_behind
+from hypha_ray.config.assignments import INPUTS, Setting, from_arguments, from_document, relative_path, value_behind
 from hypha_ray.config.document import read
 from hypha_ray.config.entry_point import Phases, print_notes
-from hypha_ray.config.keys import EACH, KeyPath, dotted, schema_path
+from hypha_ray.config.keys import KeyPath, dotted
 from hypha_ray.config.load import CONFIG, Loaded, load
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import as_installed, find_file
@@ -34,18 +34,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-_INPUTS: frozenset[KeyPath] = frozenset(
-    {
-        ("dataset", "path"),
-        ("dataset", "mix", EACH, "path"),
-        ("model", "repository"),
-        ("preprocessor", "repository"),
-        ("rl", "reward", "model", "repository"),
-        ("bridge", "certificate"),
-        ("bridge", "key"),
-    }
-)
-"""Keys that may name a file or folder which has to exist; otherwise the value is a name of something else."""
 _OUTPUTS: frozenset[KeyPath] = frozenset(
     {("run", "dir"), ("checkpoint", "mirror"), ("telemetry", "trackers"), ("telemetry", "aim_repository")}
 )
@@ -269,7 +257,7 @@ def _absolute_inputs(settings: Iterable[Setting], folder: Path, missing_in: Path
     """
     flags: list[str] = []
     for setting in settings:
-        name = _relative_path(setting, _INPUTS)
+        name = relative_path(setting, INPUTS)
         if name is None or not (folder / name).exists():
             continue
         if missing_in is None or not (missing_in / name).exists():
@@ -281,20 +269,10 @@ def _absolute_outputs(settings: Iterable[Setting], folder: Path) -> list[str]:
     """Flags with absolute paths of the folders that settings name for results, as seen from a folder."""
     flags: list[str] = []
     for setting in settings:
-        name = _relative_path(setting, _OUTPUTS)
+        name = relative_path(setting, _OUTPUTS)
         if name is not None:
             flags += [f"--{dotted(setting.path)}", str(folder / name)]
     return flags
-
-
-def _relative_path(setting: Setting, keys: Collection[KeyPath]) -> str | None:
-    """Relative path that a setting of one of these keys has; None for another key, and for another value."""
-    value = setting.value
-    if schema_path(setting.path) not in keys or not isinstance(value, str) or "://" in value:
-        return None
-    if value.startswith(("/", "~")):
-        return None
-    return value
 
 
 def job_folder_of(provenance: Mapping[str, Any]) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, overload
 
 from hypha_ray.config import Job
-from hypha_ray.config.load import Loaded, from_tables, load, resolved
+from hypha_ray.config.load import Loaded, from_tables, job_of_run, load, resolved
 from hypha_ray.config.options import Sampling, require_sampling
 from hypha_ray.config.training import RECORD_KINDS
 from hypha_ray.driver.evaluation import (
@@ -172,7 +172,7 @@ class Run:
     @cached_property
     def job(self) -> Job:
         """The resolved job, without secrets."""
-        return load(["@", str(self._directory.config)]).job
+        return job_of_run(self.path)
 
     @property
     def config(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hypha_ray import plugins
 from hypha_ray.config import Job
 from hypha_ray.config.checks import check_destinations, check_options, plugin_uses
-from hypha_ray.config.load import differences, load, refuse_changes
+from hypha_ray.config.load import differences, job_of_run, refuse_changes
 from hypha_ray.config.rl import MODEL
 from hypha_ray.data.catalogue import folders_of
 from hypha_ray.data.catalogue import load as load_manifest
@@ -165,7 +165,7 @@ def _refuse_another_job(job: Job, directory: RunDirectory, folders: list[Path]) 
         manifests = [load_manifest(folder) for folder in folders]
         manifest = mixed(manifests) if job.dataset.mix else manifests[0]
         job = with_classes(job, manifest)
-        run_job = load(["@", str(directory.config)]).job
+        run_job = job_of_run(directory.path)
         refuse_changes(differences(job, run_job), directory.path)
 
 

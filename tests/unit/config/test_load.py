@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.config.load import Loaded, load, resolved_toml
+from hypha_ray.config.load import Loaded, differences, job_of_run, load, resolved_toml
 from hypha_ray.errors import ConfigError
 
 Write = Callable[[str, str], str]
@@ -309,6 +310,44 @@ def test_load_resume_of_a_run_under_another_name_is_refused(a_run: Path) -> None
     with pytest.raises(ConfigError, match=r"CFG011.*mean different runs: 'other'"):
         load(["--resume", str(a_run), "--run.name", "other"], lambda *_: a_run)
     assert load(["--resume", str(a_run), "--run.name", "tiny-3"], lambda *_: a_run).job.run.name == "tiny-3"
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "expected"),
+    [
+        ((), ("data/texts", "base"), ("THERE/data/texts", "THERE/base")),
+        (("data/texts",), ("data/texts", "base"), ("data/texts", "THERE/base")),
+        ((), (), ("data/texts", "base")),
+    ],
+    ids=["left behind", "moved in part", "gone"],
+)
+def test_files_of_a_run_that_are_not_here_are_those_where_it_was_started(
+    a_run: Path, monkeypatch: pytest.MonkeyPatch, here: list[str], there: list[str], expected: list[str]
+) -> None:
+    """A run goes on, and is exported, from any folder; and nothing of that is a change of the job."""
+    folders = {"HERE": a_run / "here", "THERE": a_run / "there"}
+    for folder, names in ((folders["HERE"], here), (folders["THERE"], there)):
+        folder.mkdir()
+        for name in names:
+            (folder / name).mkdir(parents=True)
+    monkeypatch.chdir(folders["HERE"])
+    flags = ["--dataset.path", "data/texts", "--model.repository", "base", "--preprocessor.repository", "org/hub-name"]
+    (a_run / "config.toml").write_text(resolved_toml(load(flags).job))
+    (a_run / "provenance.json").write_text(json.dumps({"folder": str(folders["THERE"])}))
+    paths = [path.replace("THERE", str(folders["THERE"])) for path in expected]
+    resumed = load(["--resume", str(a_run)], lambda *_: a_run).job
+    assert [resumed.dataset.path, resumed.model.repository] == paths
+    assert resumed.preprocessor.repository == "org/hub-name"
+    of_run = job_of_run(a_run)
+    assert [change.path for change in differences(resumed, of_run)] in ([], [("run", "name")])
+    assert load(["--resume", str(a_run), "--dataset.path", "x"], lambda *_: a_run).job.dataset.path == "x"
+
+
+@pytest.mark.parametrize("provenance", ["", "[]", '{"folder": 3}', "{}"])
+def test_run_without_a_record_of_its_start_has_its_files_as_they_are_named(a_run: Path, provenance: str) -> None:
+    (a_run / "config.toml").write_text(resolved_toml(load(["--dataset.path", "data/texts"]).job))
+    (a_run / "provenance.json").write_text(provenance)
+    assert job_of_run(a_run).dataset.path == "data/texts"
 
 
 def test_load_resume_of_a_run_where_none_can_be_named_is_refused() -> None:
