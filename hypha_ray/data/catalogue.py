@@ -180,7 +180,7 @@ def _datasets(folder: Path) -> list[str]:
 
 
 def _is_dataset(folder: Path) -> bool:
-    is_model = any(folder.glob("*config.json"))
+    is_model = (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
     return (folder / MANIFEST).is_file() or (not is_model and any(folder.glob("*.safetensors")))
 
 

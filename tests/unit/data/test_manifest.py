@@ -270,7 +270,7 @@ def test_folder_that_was_left_unfinished_is_refused(tmp_path: Path) -> None:
 def test_folder_that_is_missing_suggests_its_nearest_sibling(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dataset: Path
 ) -> None:
-    fill(tmp_path / "digits", "a.safetensors")
+    (fill(tmp_path / "digits", "a.safetensors") / "tokenizer_config.json").touch()
     (tmp_path / "storie").mkdir()
     for model, config in (("storyd", "config.json"), ("adapter", "adapter_config.json")):
         (fill(tmp_path / model, "model.safetensors") / config).touch()
