@@ -75,7 +75,7 @@ print(0 if info.status == 'SUCCEEDED' else info.driver_exit_code or 1)" 2>/dev/n
 }
 job=
 if [ "$status" = 0 ] && [ -n "${data:-}" ]; then
-  run=$(sed -n 's/^run: //p' "$tmp/job.log")
+  run=$(sed -n 's/^run: //p' "$tmp/job.log" | tail -n 1)    # told at the start and at the end
   echo "the trained model, loaded again: $(python jobs/evaluate.py --model "$run/model" --dataset "$data" | tail -n 1)"
   echo "report: $run/report.html"
   echo "plots: $run/plots"

@@ -17,14 +17,15 @@ ROOT = Path(__file__).parents[2]
 TALK = "import os, sys, time; print('temporary folder:', os.environ['RAY_TMPDIR'], flush=True); "
 
 
-def demo(statement: str) -> subprocess.Popen[str]:
-    """Start the script, with this interpreter as the job's python."""
+def demo(statement: str, **environment: str) -> subprocess.Popen[str]:
+    """Start the script, with this interpreter as the job's python, and further variables."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     command = ["bash", "jobs/demo.sh", "python", "-c", TALK + statement]
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "PATH": path}, stdout=pipe, stderr=subprocess.STDOUT, text=True
-    )
+        command, cwd=ROOT, env={**os.environ, "PATH": path, **environment}, stdout=pipe, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
 
 
 def relatives(folder: str) -> Iterator[int]:
@@ -50,6 +51,14 @@ def test_demo_keeps_the_jobs_exit_status_and_leaves_nothing() -> None:
         output, _ = script.communicate(timeout=240)
     assert script.returncode == 75, output
     assert "dashboard: http://127.0.0.1:" in output
+    assert_nothing_is_left(output)
+
+
+def test_demo_tells_the_run_once_though_its_job_tells_it_at_the_start_and_at_the_end() -> None:
+    with demo("[print('run: /a/run') for _ in range(2)]", data="/a/dataset") as script:
+        output, _ = script.communicate(timeout=240)
+    assert script.returncode == 0, output
+    assert output.splitlines()[-3:] == ["report: /a/run/report.html", "plots: /a/run/plots", "run: /a/run"]
     assert_nothing_is_left(output)
 
 
