@@ -46,7 +46,8 @@ __all__ = [
 
 CONFIG = "config.toml"
 """Name of the job file in a run's directory."""
-_PROVENANCE = "provenance.json"
+PROVENANCE = "provenance.json"
+"""Name of the account of a run's starts in its directory."""
 
 UPDATE_ROUNDS = ("rounds", "update_rounds")
 _NAME = ("run", "name")
@@ -251,14 +252,14 @@ def _settings_of_run(directory: Path) -> list[Setting]:
     settings = from_document(read(str(directory / CONFIG)))
     folder: Any = None
     with suppress(OSError, ValueError, AttributeError):
-        folder = json.loads((directory / _PROVENANCE).read_bytes()).get("folder")
+        folder = json.loads((directory / PROVENANCE).read_bytes()).get("folder")
     if not isinstance(folder, str):
         return settings
-    return [_found(setting, Path(folder)) for setting in settings]
+    return [_with_path_below(Path(folder), setting) for setting in settings]
 
 
-def _found(setting: Setting, folder: Path) -> Setting:
-    """A setting with the path of a file or folder that isn't here, but in another folder."""
+def _with_path_below(folder: Path, setting: Setting) -> Setting:
+    """A setting, with an absolute path if it names a file or folder that isn't here but below the given folder."""
     name = relative_path(setting, INPUTS)
     if name is None or Path(name).exists() or not (folder / name).exists():
         return setting

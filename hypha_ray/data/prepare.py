@@ -349,10 +349,10 @@ def _copy_of(url: str, scratch: Path, progress: Callback) -> Path:
     if is_web and address.endswith("/"):
         problem = "--source is a folder of a web server, which has no list of its files"
         raise ConfigError("PREP001", problem, redacted(url), "the URL of a file", "name one, or download all of them")
-    above, _, name = address.rstrip("/").rpartition("/")
     if url.startswith("file:"):
         _, path = open_url(url)
         return Path(path)
+    above, _, name = address.rstrip("/").rpartition("/")
     folder = UrlFolder(url)
     copy = scratch / (Path(unquote(name)).name or "source")
     names: list[str] = []

@@ -23,7 +23,7 @@ from hypha_ray.config.assignments import INPUTS, Setting, from_arguments, from_d
 from hypha_ray.config.document import read
 from hypha_ray.config.entry_point import Phases, print_notes
 from hypha_ray.config.keys import KeyPath, dotted
-from hypha_ray.config.load import CONFIG, Loaded, load
+from hypha_ray.config.load import CONFIG, PROVENANCE, Loaded, load
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import as_installed, find_file
 from hypha_ray.plugins import look_beside_the_job
@@ -125,7 +125,7 @@ def rerun(folder: Path, words: Sequence[str], accepts_changes: bool, is_dry_run:
     """
     from hypha_ray.driver.start import own_command, start
     from hypha_ray.history.account import job_name
-    from hypha_ray.history.overview import PROVENANCE, readable
+    from hypha_ray.history.overview import readable
     from hypha_ray.telemetry.sinks.files import read_json
 
     with Phases() as phases:

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 import hypha_ray
 from hypha_ray.config import Job
 from hypha_ray.config.automatic import OFF
-from hypha_ray.config.load import require_secrets, with_absolute_folders
+from hypha_ray.config.load import PROVENANCE, require_secrets, with_absolute_folders
 from hypha_ray.data.catalogue import is_served, is_url, load, locate
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.mixture import DATASET, RunDataset, identities, mixed, whole
 from hypha_ray.data.storage import Place, files_at
 from hypha_ray.errors import ConfigError, HyphaError, reason_of
-from hypha_ray.history.overview import PROVENANCE, readable
+from hypha_ray.history.overview import readable
 from hypha_ray.model.sources import IDENTITY, changes, identity_of
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import EVENTS, read_json, read_jsonl

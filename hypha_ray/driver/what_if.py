@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from hypha_ray.config import Job
 from hypha_ray.config.entry_point import Phases, print_notes, require_writable, write_result
 from hypha_ray.config.keys import shown
-from hypha_ray.config.load import load
+from hypha_ray.config.load import PROVENANCE, load
 from hypha_ray.config.schema import beside_largest
 from hypha_ray.data.manifest import MANIFEST, Manifest, read_manifest
 from hypha_ray.driver.run_folders import existing_run
 from hypha_ray.errors import ConfigError, HubError, HyphaError
 from hypha_ray.files import uncollected
 from hypha_ray.simulation.advice_report import overlay_text, report_lines
-from hypha_ray.simulation.calibration import PROVENANCE, Calibration, calibrate
+from hypha_ray.simulation.calibration import Calibration, calibrate
 from hypha_ray.simulation.exchange import ModelShape
 from hypha_ray.simulation.options import (
     Advise,

@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hypha_ray.config.load import PROVENANCE
 from hypha_ray.figures import OBJECTIVES, objective_of, shown_beside
 from hypha_ray.files import as_installed, jobs_folder
 from hypha_ray.history.overview import (
     MODEL,
-    PROVENANCE,
     State,
     committed_rounds,
     error_of,

@@ -20,7 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from hypha_ray.config.load import CONFIG
+from hypha_ray.config.load import CONFIG, PROVENANCE
 from hypha_ray.errors import DataError, reason_of
 from hypha_ray.figures import LOSS, OBJECTIVES, objective_of
 from hypha_ray.store.commits import CommitLog
@@ -30,8 +30,6 @@ from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, Record, newest_reco
 from hypha_ray.telemetry.sinks.table import ABSENT, duration
 from hypha_ray.texts import fixed, printable
 
-PROVENANCE = "provenance.json"
-"""Name of the account of a run's starts in its directory."""
 MODEL = "model"
 """Name of the folder with the model in a run's directory."""
 _GROWING = (METRICS, EVENTS, CONFIG)

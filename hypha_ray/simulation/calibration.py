@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 
 from hypha_ray.config import Job
-from hypha_ray.config.load import CONFIG, load
+from hypha_ray.config.load import CONFIG, PROVENANCE, load
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.store.restore_point import newest_layout
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, by_round, read_json, read_jsonl
 
 FEWEST_ROUNDS = 2
 """Fewest complete rounds that a simulation can be fitted to."""
-PROVENANCE = "provenance.json"
 DRIFT_LIMIT = 0.9
 """Largest part by which a machine's speed is taken to swing."""
 
